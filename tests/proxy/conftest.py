@@ -59,7 +59,7 @@ def read_all(client: socket.socket) -> bytes:
 @pytest.fixture
 def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Running]]:
     # Whoever is refused is listened to until they have said everything, however slowly they are let speak here.
-    monkeypatch.setattr(relay, "_LAST_WORD_S", LONG_S)
+    monkeypatch.setattr(relay, "_LINGER_S", LONG_S)
     made: list[Running] = []
 
     def make(*hosts, environment=None) -> Running:

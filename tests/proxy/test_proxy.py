@@ -503,7 +503,7 @@ def test_more_clients_than_there_is_room_for_wait_their_turn(proxy, monkeypatch)
 
 
 def test_the_record_stays_small_whatever_is_asked_for(proxy, monkeypatch):
-    monkeypatch.setattr("fumehood.proxy.relay.MOST", 5)
+    monkeypatch.setattr("fumehood.proxy.connections.MOST_LINES", 5)
     running = proxy()
     for number in range(12):
         running.say(connect_request(f"host{number}.example:443"))

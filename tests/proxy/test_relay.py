@@ -14,8 +14,9 @@ import pytest
 
 from fumehood.core.report import Run
 from fumehood.proxy import relay
+from fumehood.proxy.connections import ConnectionAudit
 from fumehood.proxy.http import ESTABLISHED
-from fumehood.proxy.relay import ConnectionAudit, Pipe
+from fumehood.proxy.relay import Pipe
 from fumehood.service.network import _refused_connections
 from patience import LONG_S, eventually
 from proxy.test_proxy import connect_request, hello, socks_request
@@ -56,8 +57,8 @@ WHOLE = (len(PAYLOAD), hashlib.sha256(PAYLOAD).hexdigest())
 @pytest.mark.parametrize("room", [True, False])
 def test_much_goes_both_ways_at_once_and_arrives_whole(tunnel, monkeypatch, room):
     if not room:
-        monkeypatch.setattr(relay, "_roomy", threading.BoundedSemaphore(1))
-        relay._roomy.acquire()
+        monkeypatch.setattr(relay, "_large_pipes", threading.BoundedSemaphore(1))
+        relay._large_pipes.acquire()
     arrived = []
 
     def both(connection):
@@ -194,7 +195,7 @@ def test_a_thousand_short_connections_leave_nothing_open(proxy):
 
 
 def test_a_pipe_grows_when_much_goes_through_it_and_only_so_many_do(monkeypatch):
-    monkeypatch.setattr(relay, "_roomy", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(relay, "_large_pipes", threading.BoundedSemaphore(1))
     sizes = []
     pipes = [Pipe(), Pipe()]
     for each in pipes:
@@ -202,14 +203,14 @@ def test_a_pipe_grows_when_much_goes_through_it_and_only_so_many_do(monkeypatch)
         with one, other:
             for _ in range(8):
                 one.sendall(b"x" * (60 << 10))
-                assert each.fill(other.fileno()) == 60 << 10
+                assert each.fill_from(other.fileno()) == 60 << 10
                 with open("/dev/null", "wb") as nowhere:
-                    assert each.empty(nowhere.fileno()) == 60 << 10
+                    assert each.drain_to(nowhere.fileno()) == 60 << 10
         sizes.append(fcntl.fcntl(each._reading, 1032))
-    assert sizes == [relay.LARGE, relay.SMALL]
+    assert sizes == [relay.LARGE_PIPE, relay.SMALL_PIPE]
     for each in pipes:
         each.close()
-    assert relay._roomy.acquire(blocking=False), "the room of a closed pipe is free again"
+    assert relay._large_pipes.acquire(blocking=False), "the room of a closed pipe is free again"
 
 
 # The record of a run's connections: small, true, and without what anybody else put into it.
@@ -254,7 +255,7 @@ def test_no_line_is_long_whoever_wrote_into_it():
 
 @pytest.mark.parametrize("is_allowed", [False, True])
 def test_what_is_counted_together_is_so_whatever_its_reason(monkeypatch, is_allowed):
-    monkeypatch.setattr("fumehood.proxy.relay.MOST", 5)
+    monkeypatch.setattr("fumehood.proxy.connections.MOST_LINES", 5)
     audit = ConnectionAudit()
     for number in range(100):
         entry = audit.begin("connect", f"host{number}.example", 443)

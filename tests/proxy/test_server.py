@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from fumehood.core.environment import resolvers
 from fumehood.core.hosts import direct_ports
 from fumehood.core.report import UNANSWERED
-from fumehood.proxy import server
+from fumehood.proxy import names as names_module
 from fumehood.proxy import server as serving_module
-from fumehood.proxy.server import Names, Proxy
+from fumehood.proxy.names import Names
+from fumehood.proxy.server import Proxy
 from patience import LONG_S, eventually
 from proxy.conftest import read_all
 from proxy.test_proxy import connect_request
@@ -68,7 +69,7 @@ def test_nothing_that_is_sent_breaks_it(query):
 
 
 def test_there_is_an_end_to_names(monkeypatch):
-    monkeypatch.setattr(server, "_MOST", 2)
+    monkeypatch.setattr(names_module, "_MOST_NAMES", 2)
     names = Names()
     assert [code(names.answer(question(name))) for name in (b"a.b", b"c.d", b"e.f", b"a.b")] == [0, 0, 2, 0]
 
@@ -102,7 +103,7 @@ class Person:
 def asking(proxy, monkeypatch):
     monkeypatch.setattr(serving_module, "MOST_CONNECTIONS", 2)
     running, person = proxy("127.0.0.9"), Person()
-    monkeypatch.setattr(running.proxy._reach, "_refusal", person)
+    monkeypatch.setattr(running.proxy._outbound, "_refusal", person)
     return running, person
 
 

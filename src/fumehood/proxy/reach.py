@@ -1,7 +1,7 @@
-"""Reach a host on the command's behalf: judged by its name, resolved here, judged again by its address, connected.
+"""Connect to a host for the command: judge its name, resolve it, judge its address, connect to that address.
 
-The connection goes to the very address that was judged; nothing is resolved twice. Where this machine reaches the
-network by a proxy of the person's own (HTTPS_PROXY and its friends), so does the command.
+Nothing is resolved twice, so the connection goes to the address that was judged. If this machine reaches the network by
+a proxy of the person's own (HTTPS_PROXY and similar variables), so does the command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import urllib.request
 from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, special_kind, with_port
 from fumehood.core.report import NOT_GRANTED, UNANSWERED
 from fumehood.core.value import Value
-from fumehood.proxy.relay import Entry, Gone, Wire, send_at_once
+from fumehood.proxy.connections import Entry
+from fumehood.proxy.relay import BufferedSocket, Disconnected, disable_pacing
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,17 +31,17 @@ _LONGEST_ANSWER = 1 << 16
 
 
 class Denied(Exception):
-    """The host may not be reached; the text says why."""
+    """The host is not granted; the text says why."""
 
 
 class Unreachable(Exception):
-    """The host may be reached, but can't be."""
+    """The host is granted, but can't be reached."""
 
 
 class Outbound:
-    """What one run may reach, and how the outside is reached from here.
+    """Connects one run to the hosts that it may reach.
 
-    `refusal` waits for a person's answer about a `host:port` that was not granted, and says why not.
+    `refusal` asks a person about a `host:port` that is not granted. It returns why it is refused, or "".
     """
 
     def __init__(
@@ -49,50 +50,50 @@ class Outbound:
         self.hosts = hosts
         self._refusal = refusal
         self._environment = os.environ if environment is None else environment
-        self._answered_at: dict[str, float] = {}  # when a person had said yes to a `host:port`
+        self._granted_at: dict[str, float] = {}  # when a person allowed a `host:port`
 
-    def judge(self, entry: Entry, host: str, port: int, client: Wire) -> None:
-        """Raise Denied unless the host was granted or is now; nothing is resolved, so nothing is told to anyone.
+    def judge(self, entry: Entry, host: str, port: int, client: BufferedSocket) -> None:
+        """Raise Denied unless the host is granted, or a person allows it now. No name server is asked.
 
-        Raises Gone where the client did not wait for the answer: it may have sent the same over another connection.
-        That one may have come here only afterwards, because there was no place for it before.
+        Raises Disconnected if the client did not wait for the person's answer: it may have sent the same request over
+        another connection. The client may also have left before its connection was served, because no slot was free.
         """
         entry.host, entry.port = host, port
-        place = with_port(host, port)
+        name = with_port(host, port)
         if not self.hosts.allow(host, port):
-            refusal = NOT_GRANTED if self._refusal is None else self._refusal(place)
+            refusal = NOT_GRANTED if self._refusal is None else self._refusal(name)
             if refusal:
                 raise Denied(refusal)
-            self._answered_at.setdefault(place, time.monotonic())
-            self.hosts.add(place)
-        # Until it is connected: the command may end before.
+            self._granted_at.setdefault(name, time.monotonic())
+            self.hosts.add(name)
+        # The reason until it is connected: the command may end before that.
         entry.allowed, entry.reason = True, UNANSWERED
-        answered_at = self._answered_at.get(place)
-        if answered_at is not None and client.was_left_before(answered_at):
-            raise Gone("the program had closed the connection before the person answered")
+        granted_at = self._granted_at.get(name)
+        if granted_at is not None and client.was_closed_before(granted_at):
+            raise Disconnected("the program had closed the connection before the person answered")
 
     def connect(self, entry: Entry, host: str, port: int, *, tls: bool) -> tuple[socket.socket, Upstream | None]:
-        """Return a connection to a host that was judged, and the person's own proxy where that is in between.
+        """Return a connection to a host that was judged, and the person's own proxy if it goes by that.
 
-        By way of that one, it is a tunnel for `tls`; plain HTTP is asked of the proxy itself.
+        By such a proxy, it is a tunnel for `tls`. For plain HTTP it leads to the proxy, which takes the requests.
         """
         address = as_address(host)
         upstream = None
         try:
             if host not in LOOPBACK_NAMES and (address is None or not special_kind(address)):
-                upstream = Upstream.chosen(self._environment, host, port, tls=tls)
+                upstream = Upstream.from_environment(self._environment, host, port, tls=tls)
         except OSError as error:
             raise Unreachable(_reason(error)) from error
-        addresses = self._addresses(entry, host, port, must=upstream is None)
+        addresses = self._allowed_addresses(entry, host, port, may_fail=upstream is not None)
         try:
             if upstream is None:
-                connection = self._first(entry, addresses, port)
+                connection = self._connect_to_first(entry, addresses, port)
             else:
                 entry.address = f"by way of {upstream.host}:{upstream.port}"
                 connection = socket.create_connection((upstream.host, upstream.port), _CONNECT_S)
                 try:
                     if tls:
-                        _tunnel(connection, upstream, with_port(host, port))
+                        _request_tunnel(connection, upstream, with_port(host, port))
                 except BaseException:
                     connection.close()
                     raise
@@ -102,22 +103,26 @@ class Outbound:
         entry.reason = ""
         return connection, upstream
 
-    def _addresses(self, entry: Entry, host: str, port: int, *, must: bool) -> list[Address]:
-        """Return the host's addresses that may be reached; where another proxy resolves, there may be none."""
+    def _allowed_addresses(self, entry: Entry, host: str, port: int, *, may_fail: bool) -> list[Address]:
+        """Return the host's addresses that may be reached.
+
+        With `may_fail`, return none if the name can't be resolved here: another proxy will resolve it.
+        """
         try:
             addresses = resolve(host, port)
         except OSError as error:
-            if not must:
+            if may_fail:
                 return []
             raise Unreachable(f"{host} can't be resolved: {_reason(error)}") from error
-        usable = [address for address in addresses if not self._objection(address, port)]
-        if not usable:
+        allowed = [address for address in addresses if not self._objection(address, port)]
+        if not allowed:
             entry.allowed, entry.address = False, str(addresses[0])
             why = self._objection(addresses[0], port)
             raise Denied(f"{host} is at {addresses[0]}, {why}, which was not named itself")
-        return usable
+        return allowed
 
     def _objection(self, address: Address, port: int) -> str:
+        """Return which kind of address this is, if it must be granted itself and was not; else ""."""
         if self.hosts.name_address(address, port):
             return ""
         kind = special_kind(address)
@@ -126,13 +131,14 @@ class Outbound:
         return "an address of this machine" if is_own(address) else ""
 
     @staticmethod
-    def _first(entry: Entry, addresses: list[Address], port: int) -> socket.socket:
+    def _connect_to_first(entry: Entry, addresses: list[Address], port: int) -> socket.socket:
+        """Return a connection to the first of the addresses that accepts one."""
         failure = ""
         for address in addresses:
             entry.address = str(address)
             connection = socket.socket(socket.AF_INET6 if address.version == 6 else socket.AF_INET)
             if address.is_loopback:
-                send_at_once(connection)
+                disable_pacing(connection)
             try:
                 connection.settimeout(_CONNECT_S)
                 connection.connect((str(address), port))
@@ -147,9 +153,9 @@ class Outbound:
 
 def resolve(host: str, port: int) -> list[Address]:
     """Return a host's addresses, IPv4 ones in their plain form; raises OSError."""
-    own = as_address(host)
-    if own is not None:
-        return [own]
+    literal = as_address(host)
+    if literal is not None:
+        return [literal]
     if host in LOOPBACK_NAMES or host.endswith(".localhost"):
         return [ipaddress.ip_address("127.0.0.1"), ipaddress.ip_address("::1")]
     answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -158,7 +164,7 @@ def resolve(host: str, port: int) -> list[Address]:
 
 
 def is_own(address: Address) -> bool:
-    """Return True if an address is one of this machine's: the kernel would use it for itself. Nothing is sent."""
+    """Return True if an address is this machine's: the kernel would send from the same address. Nothing is sent."""
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
@@ -173,15 +179,15 @@ def _reason(error: OSError) -> str:
 
 
 class Upstream(Value):
-    """An HTTP proxy."""
+    """A person's own HTTP proxy."""
 
     host: str
     port: int
     authorization: str = ""
 
     @staticmethod
-    def chosen(environment: Mapping[str, str], host: str, port: int, *, tls: bool) -> Upstream | None:
-        """Return the proxy that the environment names for a host, or None where it is reached directly."""
+    def from_environment(environment: Mapping[str, str], host: str, port: int, *, tls: bool) -> Upstream | None:
+        """Return the proxy that the environment names for a host, or None if the host is reached directly."""
         lower = {name.lower(): value for name, value in environment.items() if value and name.islower()}
         upper = {name.lower(): value for name, value in environment.items() if value and name.isupper()}
         settings = upper | lower
@@ -193,18 +199,19 @@ class Upstream(Value):
         if not url or (no_proxy["no"] and (bypass(with_port(host, port), no_proxy) or bypass(host, no_proxy))):
             return None
         try:
-            return Upstream._read(url if "://" in url else f"http://{url}")
+            return Upstream._from_url(url if "://" in url else f"http://{url}")
         except ValueError:
-            # Not a word of it, nor of the error: there may be a password in it.
+            # Neither the URL nor the error is quoted: there may be a password in them.
             raise OSError(f"{name} is not a URL of a proxy") from None
 
     @staticmethod
-    def _read(url: str) -> Upstream:
+    def _from_url(url: str) -> Upstream:
+        """Raises OSError for another scheme, and ValueError if this is not the URL of a proxy."""
         parts = urllib.parse.urlsplit(url)
         if parts.scheme != "http":
             raise OSError(f"only http:// proxies can be used, not {parts.scheme}://")
         if not parts.hostname or parts.path not in ("", "/") or parts.query or parts.fragment:
-            raise ValueError  # for example a password with a slash that was not written as %2F
+            raise ValueError  # for example if a password has a slash that was not written as %2F
         login = ""
         if parts.username is not None:
             pair = f"{urllib.parse.unquote(parts.username)}:{urllib.parse.unquote(parts.password or '')}"
@@ -212,13 +219,13 @@ class Upstream(Value):
         return Upstream(host=parts.hostname, port=parts.port or 80, authorization=login)
 
 
-def _tunnel(connection: socket.socket, upstream: Upstream, target: str) -> None:
-    """Have a proxy connect us with a host; raises OSError with its answer where it refuses."""
+def _request_tunnel(connection: socket.socket, upstream: Upstream, target: str) -> None:
+    """Ask a proxy to connect us with a host; raises OSError with its answer if it refuses."""
     login = f"Proxy-Authorization: {upstream.authorization}\r\n" if upstream.authorization else ""
     connection.sendall(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n{login}\r\n".encode("ascii"))
     answer = b""
     while not answer.endswith(b"\r\n\r\n"):
-        # One byte at a time: what follows is the host's.
+        # One byte at a time: the bytes after the answer come from the host.
         piece = connection.recv(1)
         if not piece or len(answer) > _LONGEST_ANSWER:
             raise OSError("it closed the connection without an answer")

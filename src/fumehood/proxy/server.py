@@ -1,15 +1,16 @@
-"""Serve one run's connections: a thread that accepts, and one for each connection while it lasts.
+"""Serve the connections of one run: one thread accepts them, and each connection has a thread while it lasts.
 
-Threads, because each spends its time in the kernel, where Python's lock is not held, and because resolving
-names blocks. They end with the run. Clients speak HTTP or SOCKS5 (RFC 1928), or know no proxy: these ask us for names,
-and each gets an address that leads to us, so that nobody outside is asked. What such a program then connects to is
-judged like any other request, by its name.
+A thread spends its time in the kernel, where it does not hold Python's lock; and to resolve a name blocks. The threads
+end with the run.
+
+Clients speak HTTP or SOCKS5 (RFC 1928), or know no proxy. Programs that know no proxy ask us for names, so that nobody
+outside is asked. Each name gets an address that leads to us. When such a program connects to one, the connection is
+judged by the name, like any other request.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import socket
@@ -18,32 +19,41 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from fumehood.core.hosts import LOOPBACK_NAMES, Hosts, as_address, canonical_host, port_number, printable_host
+from fumehood.core.hosts import Hosts, canonical_host, port_number, printable_host
 from fumehood.core.report import CONNECT, FORWARD, NOT_GRANTED, SOCKS5, Connection
 from fumehood.proxy import http
-from fumehood.proxy.neighbours import Neighbours
+from fumehood.proxy.connections import ConnectionAudit, Entry
+from fumehood.proxy.names import Names
+from fumehood.proxy.neighbours import Endpoint, Neighbours
 from fumehood.proxy.reach import Denied, Outbound, Unreachable
-from fumehood.proxy.relay import ConnectionAudit, Entry, Gone, Wire, WrongHost, readable, relay, send_at_once
+from fumehood.proxy.relay import (
+    BufferedSocket,
+    Disconnected,
+    WrongHost,
+    disable_pacing,
+    relay,
+    wait_until_readable,
+)
 
-Target = tuple[str, int] | None  # what a listener leads to; none is the proxy's own
+Target = Endpoint | None  # the host and port that a listener leads to; None for the listener of the proxy itself
 
-MOST_CONNECTIONS = 64  # each has six descriptors, of the 1,024 that a program may often have
+MOST_CONNECTIONS = 64  # each has six descriptors, and a program may often have 1,024
 _GREETING_S = 30.0
-_STALLED_S, _AFTERWARDS_S = 10.0, 60.0  # how long a host may take nothing, and all of them go on, after the command
+_STALLED_S = 10.0  # after the command's end, a host may take nothing for so long
+_AFTER_COMMAND_S = 60.0  # after the command's end, all connections together may go on for so long
 _CUT_OFF = "the host took no more of what was sent, and the rest was cut off"
-_GIVEN_UP_S = 2.0  # without a byte: then a client that has ended its side does not listen any more, it seems
-_LISTENERS = 250  # descriptors that one message can carry
+_GIVEN_UP_S = 2.0  # if nothing moves for so long, a client that closed its sending side has probably gone
+_MOST_DESCRIPTORS = 250  # that one message can carry
 _LARGEST_QUERY = 512
-_ANY = "0.0.0.0"  # noqa: S104 - of a namespace that only commands are in
-_BY_ADDRESS = ("", 0)  # the host is told by the address that was connected to
+_ANY_ADDRESS = "0.0.0.0"  # noqa: S104 - of a namespace that only commands are in
+_BY_ADDRESS = ("", 0)  # a target: the host is the one for whose name the client's destination address stands
 
-
-# Of what the kernel tells of a connection: segments that were not confirmed, bytes that were, and bytes not sent yet.
+# In the kernel's TCP_INFO: segments that were not confirmed, bytes that were, and bytes not sent yet.
 _PROGRESS = struct.Struct("=24xI92xQ16xI")
 
 
-class _Served:
-    """One client's connection, and the one to a host that it has now."""
+class _ServedClient:
+    """One client's connection, and its present connection to a host."""
 
     def __init__(self, client: socket.socket) -> None:
         self.client = client
@@ -52,14 +62,14 @@ class _Served:
         self.is_given_up = False
 
     @property
-    def given_up_s(self) -> float:
-        """For how long nothing has moved for a client that will say nothing more; 0 is not at all."""
-        if self.host is None or self.entry is None or self.is_given_up or not Wire(self.client).is_closed:
+    def idle_s(self) -> float:
+        """For how long nothing has moved, if the client will send nothing more and was not given up yet; else 0."""
+        if self.host is None or self.entry is None or self.is_given_up or not BufferedSocket(self.client).is_closed:
             return 0.0
         return time.monotonic() - self.entry.moved_at
 
-    def arrived_and_not(self) -> tuple[int, int]:
-        """Return how much the host has confirmed so far, and whether it has not confirmed everything."""
+    def progress(self) -> tuple[int, int]:
+        """Return how many bytes the host has confirmed, and a number that is 0 if it has confirmed everything."""
         if self.host is None:
             return 0, 0
         try:
@@ -69,15 +79,15 @@ class _Served:
         unconfirmed, confirmed, unsent = _PROGRESS.unpack(info)
         return confirmed, unconfirmed + unsent
 
-    def expect_nothing(self) -> None:
-        """Wait no longer for what the host says; what it is to be sent still is."""
+    def stop_listening_to_host(self) -> None:
+        """Wait for no more of the host's answer; the host still gets what the client sent."""
         if self.host is not None:
             _shut(self.host, socket.SHUT_RD)
 
     def cut_off(self) -> None:
-        """End it, so that the host does not take what it has for everything."""
+        """End it by a reset, so that the host does not take what it has for the whole."""
         if self.host is not None:
-            if self.entry is not None and self.arrived_and_not()[1]:
+            if self.entry is not None and self.progress()[1]:
                 self.entry.reason = _CUT_OFF
             _reset_at_close(self.host)
             _shut(self.host, socket.SHUT_RDWR)
@@ -85,269 +95,282 @@ class _Served:
 
 
 class Proxy:
-    """The way out for one run: what it may reach is `hosts`; everything else is refused and recorded.
+    """The way out for one run. It reaches `hosts`; every other connection is refused and recorded.
 
-    With `refusal`, a connection to another host waits while that is called; what it returns is why it is refused.
-    `forwards` are hosts and ports of which the command has a listener of its own inside, besides the proxy's. For
-    programs that know no proxy there are `direct` more, at addresses that stand for names, and then, for `resolvers`
-    times, a socket where those names are asked for.
+    With `refusal`, a connection to another host waits for that call, which returns why the host is refused. `forwards`
+    are hosts and ports for which the command has a listener of its own inside, in addition to the proxy's. For programs
+    that know no proxy there are `direct` more listeners, at addresses that stand for names. After these come
+    `resolvers` sockets that answer which address a name has.
     """
 
     def __init__(
         self,
         hosts: Sequence[str],
-        forwards: Sequence[tuple[str, int]] = (),
+        forwards: Sequence[Endpoint] = (),
         refusal: Callable[[str], str] | None = None,
         environment: Mapping[str, str] | None = None,
         *,
         direct: int = 0,
         resolvers: int = 0,
     ) -> None:
-        self._reach = Outbound(Hosts(hosts), environment, refusal)
+        self._outbound = Outbound(Hosts(hosts), environment, refusal)
         self._targets: list[Target] = [None, *forwards, *([_BY_ADDRESS] * direct)]
-        self._resolvers = resolvers
+        self._resolver_count = resolvers
         self._neighbours: Neighbours | None = None
-        self._places: dict[tuple[str, int], Target] = {}  # by where we are connected to, in a session
+        self._target_at: dict[Endpoint, Target] = {}  # in a session: by the endpoint that a client connected to
         self._names = Names()
         self.audit = ConnectionAudit()
-        self._wake, self._waking = os.pipe()
-        self._stopping, self._is_over = threading.Event(), threading.Event()
+        self._stop_reader, self._stop_writer = os.pipe()
+        self._is_stopping, self._is_over = threading.Event(), threading.Event()
         self._slots = threading.Semaphore(MOST_CONNECTIONS)
         self._lock = threading.Lock()
-        self._live: dict[threading.Thread, _Served] = {}
+        self._served: dict[threading.Thread, _ServedClient] = {}
         self._thread: threading.Thread | None = None
 
     def start(self, channel: socket.socket) -> None:
-        """Begin, with the listeners that the launcher will send on a channel."""
-        self._thread = threading.Thread(target=self._serve, args=(channel,), name="fumehood-proxy", daemon=True)
+        """Begin to serve the listeners that the launcher will send on a channel."""
+        self._thread = threading.Thread(
+            target=self._receive_listeners, args=(channel,), name="fumehood-proxy", daemon=True
+        )
         self._thread.start()
 
-    def share(
-        self, sockets: Sequence[socket.socket], places: Sequence[tuple[str, int]], neighbours: Neighbours
+    def start_in_session(
+        self, sockets: Sequence[socket.socket], endpoints: Sequence[Endpoint], neighbours: Neighbours
     ) -> None:
-        """Begin, with listeners that the proxies of a session share; `places` are those that are meant for us."""
+        """Begin to serve listeners that the proxies of a session share; ours listen at these `endpoints`."""
         self._neighbours = neighbours
-        self._places = dict(zip(places, self._targets, strict=True))
+        self._target_at = dict(zip(endpoints, self._targets, strict=True))
         self._names = Names(neighbours.names)
         targets = {
-            each: self._places[place] for each in sockets
-            if each.type == socket.SOCK_STREAM and (place := each.getsockname()[:2]) in self._places
+            each: self._target_at[endpoint] for each in sockets
+            if each.type == socket.SOCK_STREAM and (endpoint := each.getsockname()[:2]) in self._target_at
         }  # fmt: skip
         self._thread = threading.Thread(
-            target=self._accept, args=(sockets, targets), name="fumehood-proxy", daemon=True
+            target=self._serve_listeners, args=(sockets, targets), name="fumehood-proxy", daemon=True
         )
         self._thread.start()
 
     def stop(self, patience_s: float = 2.0) -> tuple[Connection, ...]:
-        """End it once nothing is left to be sent, and return every connection there was.
+        """Stop once nothing is left to send, and return all connections of the run.
 
-        The command is gone, so no answer is waited for. Who does neither send nor end is given `patience_s`.
+        The command has ended, so nobody waits for answers. A connection that neither moves nor ends is cut off after
+        `patience_s`.
         """
-        self._stopping.set()
-        os.write(self._waking, b"x")
+        self._is_stopping.set()
+        os.write(self._stop_writer, b"x")
         if self._thread is not None:
             self._thread.join()
-        for served in self._live.copy().values():
-            served.expect_nothing()
-        self._await_the_rest(patience_s)
+        for served in self._served.copy().values():
+            served.stop_listening_to_host()
+        self._wait_for_connections(patience_s)
         self._is_over.set()
-        left = self._live.copy()
-        for served in left.values():
+        remaining = self._served.copy()
+        for served in remaining.values():
             served.cut_off()
         deadline = time.monotonic() + 0.5
-        for thread in left:
+        for thread in remaining:
             thread.join(max(0.0, deadline - time.monotonic()))
         if self._neighbours is not None:
             self._neighbours.close()
         connections = self.audit.connections()
-        os.close(self._wake)
-        os.close(self._waking)
+        os.close(self._stop_reader)
+        os.close(self._stop_writer)
         return connections
 
-    def _await_the_rest(self, patience_s: float) -> None:
-        """Wait for all connections to end, as long as something of what was sent still arrives."""
-        began = since = time.monotonic()
-        before: list[tuple[int, int]] = []
-        while (live := self._live.copy()) and time.monotonic() - began < _AFTERWARDS_S:
-            amounts = [served.arrived_and_not() for served in live.values()]
-            if amounts != before:
-                before, since = amounts, time.monotonic()
-            is_sending = any(waiting for _, waiting in amounts)
-            if time.monotonic() - since > (max(patience_s, _STALLED_S) if is_sending else patience_s):
+    def _wait_for_connections(self, patience_s: float) -> None:
+        """Wait until all connections have ended, or no host confirms any more bytes."""
+        began = last_change = time.monotonic()
+        progress_before: list[tuple[int, int]] = []
+        while (served := self._served.copy()) and time.monotonic() - began < _AFTER_COMMAND_S:
+            progress = [each.progress() for each in served.values()]
+            if progress != progress_before:
+                progress_before, last_change = progress, time.monotonic()
+            is_sending = any(unconfirmed for _, unconfirmed in progress)
+            if time.monotonic() - last_change > (max(patience_s, _STALLED_S) if is_sending else patience_s):
                 return
-            next(iter(live)).join(0.05)
+            next(iter(served)).join(0.05)
 
-    def _serve(self, channel: socket.socket) -> None:
+    def _receive_listeners(self, channel: socket.socket) -> None:
         with channel:
-            descriptors = socket.recv_fds(channel, 1, _LISTENERS)[1] if self._ready([channel.fileno()]) else []
+            has_message = self._wait([channel.fileno()])
+            descriptors = socket.recv_fds(channel, 1, _MOST_DESCRIPTORS)[1] if has_message else []
         if descriptors:
-            listeners = [socket.socket(fileno=fd) for fd in descriptors]
-            accepting = listeners[: len(listeners) - self._resolvers]
-            self._accept(listeners, dict(zip(accepting, self._targets, strict=True)))
+            sockets = [socket.socket(fileno=fd) for fd in descriptors]
+            listeners = sockets[: len(sockets) - self._resolver_count]
+            self._serve_listeners(sockets, dict(zip(listeners, self._targets, strict=True)))
 
-    def _ready(self, descriptors: Sequence[int]) -> set[int]:
-        """Wait until one of these is readable; none is, once the end has come."""
-        ready = readable([self._wake, *descriptors], None)
-        return set() if self._stopping.is_set() else ready
+    def _wait(self, descriptors: Sequence[int]) -> set[int]:
+        """Return those that can be read, as soon as there is one; none if the proxy is to stop."""
+        ready = wait_until_readable([self._stop_reader, *descriptors], None)
+        return set() if self._is_stopping.is_set() else ready
 
-    def _accept(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
-        """Take in what comes, and close them all in the end.
+    def _serve_listeners(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
+        """Serve all sockets until the proxy stops, and close them.
 
-        Those that have no target are asked for names, which waits for no slot.
+        Those without a target are resolvers. They have a thread of their own, because names need no slot.
         """
         for each in sockets:
             each.setblocking(False)
         resolvers = [each for each in sockets if each not in targets]
-        naming = threading.Thread(target=self._answer, args=(resolvers,), name="fumehood-proxy-names", daemon=True)
+        names_thread = threading.Thread(
+            target=self._answer_queries, args=(resolvers,), name="fumehood-proxy-names", daemon=True
+        )
         if resolvers:
-            naming.start()
+            names_thread.start()
         try:
             for each in targets:
-                send_at_once(each)
-            self._take_in_all(sockets, targets)
+                disable_pacing(each)
+            self._accept_connections(sockets, targets)
         finally:
             if resolvers:
-                naming.join()
+                names_thread.join()
             if self._neighbours is not None:
                 self._neighbours.withdraw()
             for each in sockets:
                 each.close()
 
-    def _take_in_all(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
+    def _accept_connections(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
         descriptors = [each.fileno() for each in targets]
         if self._neighbours is not None:
             descriptors.append(self._neighbours.fileno())
-        while ready := self._ready(descriptors):
-            self._hear(sockets)
-            for each in targets:
-                if each.fileno() in ready:
-                    while not self._has_slot():
-                        if self._stopping.is_set():
+        while ready := self._wait(descriptors):
+            self._hear_neighbours(sockets)
+            for listener, target in targets.items():
+                if listener.fileno() in ready:
+                    while not self._take_slot():
+                        if self._is_stopping.is_set():
                             return
-                        self._hear(sockets)
-                    self._take_in(each, targets[each])
+                        self._hear_neighbours(sockets)
+                    self._accept(listener, target)
 
-    def _has_slot(self) -> bool:
-        """Take a slot, if there is one soon; one who seems to have gone makes room: no answer is waited for any more.
+    def _take_slot(self) -> bool:
+        """Take a slot and return True; return False if none became free soon.
 
-        What they sent still goes to the host. Whoever closed a connection looks like one who has only said everything
-        and listens, so it is done only where another one waits.
+        To make room, a client that seems to have gone is given up: nobody waits for its answer any more, but the host
+        still gets what it sent. A client that closed the connection looks like one that has sent everything and
+        listens. So clients are given up only if another one needs the slot.
         """
         if self._slots.acquire(blocking=False):
             return True
         with self._lock:
-            served = max(self._live.values(), key=lambda each: each.given_up_s, default=None)
-            if served is not None and served.given_up_s > _GIVEN_UP_S:
-                served.is_given_up = True
-                served.expect_nothing()
+            longest_idle = max(self._served.values(), key=lambda served: served.idle_s, default=None)
+            if longest_idle is not None and longest_idle.idle_s > _GIVEN_UP_S:
+                longest_idle.is_given_up = True
+                longest_idle.stop_listening_to_host()
         return self._slots.acquire(timeout=0.2)
 
-    def _take_in(self, listener: socket.socket, target: Target) -> None:
-        """Accept a connection, for which there is a slot."""
+    def _accept(self, listener: socket.socket, target: Target) -> None:
+        """Accept a connection, for which a slot was taken."""
         try:
             client, _ = listener.accept()
         except BlockingIOError:
-            self._slots.release()  # another proxy of the session has it
+            self._slots.release()  # another proxy of the session accepted it
         except OSError:
-            # It was withdrawn, or we are out of descriptors: the next one may fare better.
+            # It was withdrawn, or we have no more descriptors. The next one may be accepted.
             self._slots.release()
             time.sleep(0.01)
         else:
-            self._begin(client, target)
+            self._serve_in_thread(client, target)
 
-    def _begin(self, client: socket.socket, target: Target, *, is_ours: bool = False) -> None:
+    def _serve_in_thread(self, client: socket.socket, target: Target, *, is_ours: bool = False) -> None:
         thread = threading.Thread(
-            target=self._attend, args=(client, target, is_ours), name="fumehood-proxied", daemon=True
+            target=self._serve, args=(client, target, is_ours), name="fumehood-proxied", daemon=True
         )
         with self._lock:
-            self._live[thread] = _Served(client)
+            self._served[thread] = _ServedClient(client)
         thread.start()
 
-    def _answer(self, resolvers: Sequence[socket.socket]) -> None:
-        """Answer those who ask for names."""
+    def _answer_queries(self, resolvers: Sequence[socket.socket]) -> None:
+        """Answer which addresses names have, until the proxy stops."""
         by_descriptor = {each.fileno(): each for each in resolvers}
-        while ready := self._ready(list(by_descriptor)):
+        while ready := self._wait(list(by_descriptor)):
             for resolver in map(by_descriptor.__getitem__, ready):
                 with contextlib.suppress(OSError):
                     query, client_address = resolver.recvfrom(_LARGEST_QUERY)
-                    is_refused = self._neighbours is not None and not self._neighbours.asker(client_address[1])
+                    is_refused = self._neighbours is not None and not self._neighbours.run_asking_from(
+                        client_address[1]
+                    )
                     reply = self._names.answer(query, is_refused=is_refused)
                     if reply is not None:
                         resolver.sendto(reply, client_address)
 
-    def _hear(self, sockets: Sequence[socket.socket]) -> None:
-        """Take in what another proxy of the session has for us."""
-        client = None if self._neighbours is None else self._neighbours.hear(sockets)
+    def _hear_neighbours(self, sockets: Sequence[socket.socket]) -> None:
+        """Serve what another proxy of the session asks for or hands over to us."""
+        client = None if self._neighbours is None else self._neighbours.receive(sockets)
         if client is None:
             return
-        place = client.getsockname()[:2]
-        place = place if place in self._places else (_ANY, place[1])
-        if place not in self._places:
+        endpoint = client.getsockname()[:2]
+        endpoint = endpoint if endpoint in self._target_at else (_ANY_ADDRESS, endpoint[1])
+        if endpoint not in self._target_at:
             self._refuse(client)
             client.close()
-        elif self._has_slot():
-            self._begin(client, self._places[place], is_ours=True)
+        elif self._take_slot():
+            self._serve_in_thread(client, self._target_at[endpoint], is_ours=True)
         else:
             client.close()
 
-    def _attend(self, client: socket.socket, target: Target, is_ours: bool) -> None:
-        """Serve one connection, whatever comes over it."""
+    def _serve(self, client: socket.socket, target: Target, is_ours: bool) -> None:
+        """Serve one connection to its end, unless it belongs to another proxy.
+
+        `is_ours` if another proxy has found out that it is ours.
+        """
         try:
             if self._neighbours is not None and not is_ours:
-                run = self._neighbours.maker(client)
+                run = self._neighbours.run_that_connected(client)
                 if run != self._neighbours.run:
                     if run:
                         self._neighbours.hand_over(client, run)
                     return
             client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if target is None:
-                self._greet(Wire(client))
+                self._serve_proxy_client(BufferedSocket(client))
                 return
             host, port = target
             if target == _BY_ADDRESS:
                 address, port = client.getsockname()[:2]
                 host = self._names.host(address) or ""
             if host:
-                self._tunnel(Wire(client), FORWARD, host, port, say=lambda _error: b"")
+                self._tunnel(BufferedSocket(client), FORWARD, host, port, reply=lambda _error: b"")
             else:
                 self._refuse(client)  # we listen at every address, and this one stands for no name
-        except (OSError, Gone):
-            pass  # one side is gone; how far it came is in the record
+        except (OSError, Disconnected):
+            pass  # one side has closed it; the record says how much was carried
         finally:
             with self._lock:
-                served = self._live.pop(threading.current_thread())
+                served = self._served.pop(threading.current_thread())
             served.client.close()
             if served.host is not None:
                 served.host.close()
             self._slots.release()
 
     def _refuse(self, client: socket.socket) -> None:
-        """Have a connection reset, as near to a refusal as can be once it was accepted, and record it."""
+        """Record a connection as refused, and reset it: the nearest to a refusal once it was accepted."""
         entry = self.audit.begin(FORWARD, *client.getsockname()[:2])
         entry.reason = NOT_GRANTED
         self.audit.end(entry)
         _reset_at_close(client)
 
     def _track(self, connection: socket.socket, entry: Entry) -> None:
+        """Remember the host's connection with the client's; raises Disconnected if the proxy has stopped."""
         with self._lock:
-            served = self._live[threading.current_thread()]
+            served = self._served[threading.current_thread()]
             served.host, served.entry = connection, entry
-        if self._stopping.is_set():
-            served.expect_nothing()
+        if self._is_stopping.is_set():
+            served.stop_listening_to_host()
         if self._is_over.is_set():
-            raise Gone("the command had ended")
+            raise Disconnected("the command had ended")
 
-    def _greet(self, client: Wire) -> None:
-        """Serve what the client speaks, HTTP or SOCKS5, by the first byte."""
+    def _serve_proxy_client(self, client: BufferedSocket) -> None:
+        """Serve a client that speaks HTTP or SOCKS5; the first byte shows which."""
         deadline = time.monotonic() + _GREETING_S
-        first = client.exactly(1, deadline)
+        first = client.read_exactly(1, deadline)
         if first[0] != _VERSION:
             client.put_back(first)
-            asked = http.ProxyConnection(client, self._reach, self.audit, self._track).serve()
-            if asked is not None:
+            destination = http.ProxyConnection(client, self._outbound, self.audit, self._track).serve()
+            if destination is not None:
                 self._tunnel(
-                    client, CONNECT, *asked,
-                    say=lambda error: http.ESTABLISHED if error is None else http.failure(*asked, error),
+                    client, CONNECT, *destination,
+                    reply=lambda error: http.ESTABLISHED if error is None else http.failure(*destination, error),
                 )  # fmt: skip
             return
         try:
@@ -359,38 +382,39 @@ class Proxy:
             client.send(error.reply, _GREETING_S)
             return
         codes = {type(None): _GRANTED, Denied: _NOT_ALLOWED, Unreachable: _UNREACHABLE}
-        self._tunnel(client, SOCKS5, host, port, say=lambda error: _socks_answer(codes[type(error)]))
+        self._tunnel(client, SOCKS5, host, port, reply=lambda error: _socks_reply(codes[type(error)]))
 
     def _tunnel(
-        self, client: Wire, protocol: str, host: str, port: int, say: Callable[[Denied | Unreachable | None], bytes]
-    ) -> None:
-        """Connect a client with a host, if it may be; `say` gives the words for what became of it."""
+        self, client: BufferedSocket, protocol: str, host: str, port: int,
+        reply: Callable[[Denied | Unreachable | None], bytes],
+    ) -> None:  # fmt: skip
+        """Connect a client with a host, if that is granted. The client gets the `reply` to success or to the error."""
         entry = self.audit.begin(protocol)
         try:
-            self._reach.judge(entry, host, port, client)
-            connection, _ = self._reach.connect(entry, host, port, tls=True)
+            self._outbound.judge(entry, host, port, client)
+            connection, _ = self._outbound.connect(entry, host, port, tls=True)
             self._track(connection, entry)
-            client.send(say(None), _GREETING_S)
-            relay(client, connection, entry, lambda name: self._is_asked(name, host, port))
+            client.send(reply(None), _GREETING_S)
+            relay(client, connection, entry, lambda name: self._may_ask_for(name, host, port))
         except WrongHost as error:
             entry.allowed, entry.reason = False, str(error)
-        except Gone as error:
+        except Disconnected as error:
             entry.reason = str(error)
         except (Denied, Unreachable) as error:
             entry.reason = str(error)
-            client.part_with(say(error))
+            client.send_last(reply(error))
         finally:
             self.audit.end(entry)
 
-    def _is_asked(self, name: str, host: str, port: int) -> bool:
-        """Return True if the host that a TLS client asks for is the one it was granted."""
+    def _may_ask_for(self, name: str, host: str, port: int) -> bool:
+        """Return True if a TLS client that was granted a host may ask for this name there."""
         try:
-            wanted = canonical_host(name)
+            asked_host = canonical_host(name)
         except ValueError:
             return False
-        # Whoever was granted an address may ask there for hosts that were granted too.
+        # At a granted address, a client may ask for any host that is granted too.
         is_address = host[-1].isdigit() or ":" in host
-        return wanted == host or (is_address and self._reach.hosts.allow(wanted, port))
+        return asked_host == host or (is_address and self._outbound.hosts.allow(asked_host, port))
 
 
 def _shut(connection: socket.socket, side: int) -> None:
@@ -404,6 +428,7 @@ def _reset_at_close(connection: socket.socket) -> None:
 
 
 # SOCKS5, the server's side: CONNECT by name or address, without a login.
+
 _VERSION = 5
 _NO_LOGIN, _NONE_ACCEPTABLE = 0, 0xFF
 _CONNECT = 1
@@ -412,7 +437,7 @@ _GRANTED, _SOCKS_FAILED, _NOT_ALLOWED, _UNREACHABLE, _BAD_COMMAND, _BAD_ADDRESS 
 
 
 class BadSocks(Exception):
-    """The client said something that can't be answered with a connection; `reply` tells it, where one is due."""
+    """A request by SOCKS that can't be served; `reply` are the bytes that tell the client."""
 
     def __init__(self, message: str, reply: bytes, host: str = "", port: int = 0) -> None:
         super().__init__(message)
@@ -420,142 +445,40 @@ class BadSocks(Exception):
         self.host, self.port = host, port
 
 
-def _socks_answer(code: int) -> bytes:
+def _socks_reply(code: int) -> bytes:
     return bytes((_VERSION, code, 0, _IPV4, 0, 0, 0, 0, 0, 0))
 
 
-def _socks_request(client: Wire, deadline: float) -> tuple[str, int]:
-    """Read a greeting, whose first byte was read already, and a request; return the host and port it asks for.
+def _socks_request(client: BufferedSocket, deadline: float) -> Endpoint:
+    """Read a greeting, of which the first byte was read already, and a request; return the host and port it names.
 
     Raises BadSocks.
     """
 
-    def exactly(size: int) -> bytes:
-        return client.exactly(size, deadline)
+    def read(size: int) -> bytes:
+        return client.read_exactly(size, deadline)
 
-    methods = exactly(exactly(1)[0])
+    methods = read(read(1)[0])
     if _NO_LOGIN not in methods:
         raise BadSocks("the client insists on a login", bytes((_VERSION, _NONE_ACCEPTABLE)))
     client.send(bytes((_VERSION, _NO_LOGIN)), _GREETING_S)
-    version, command, _, kind = exactly(4)
+    version, command, _, kind = read(4)
     if version != _VERSION:
-        raise BadSocks("this is not SOCKS5", _socks_answer(_SOCKS_FAILED))
+        raise BadSocks("this is not SOCKS5", _socks_reply(_SOCKS_FAILED))
     if kind == _NAME:
-        raw = exactly(exactly(1)[0]).decode("utf-8", "surrogateescape")
+        raw_host = read(read(1)[0]).decode("utf-8", "surrogateescape")
     elif kind == _IPV4:
-        raw = str(ipaddress.IPv4Address(exactly(4)))
+        raw_host = str(ipaddress.IPv4Address(read(4)))
     elif kind == _IPV6:
-        raw = str(ipaddress.IPv6Address(exactly(16)))
+        raw_host = str(ipaddress.IPv6Address(read(16)))
     else:
-        raise BadSocks("the kind of address is unknown", _socks_answer(_BAD_ADDRESS))
-    port = int.from_bytes(exactly(2), "big")
+        raise BadSocks("the kind of address is unknown", _socks_reply(_BAD_ADDRESS))
+    port = int.from_bytes(read(2), "big")
+    shown_host = printable_host(raw_host)
     if command != _CONNECT:
-        answer = _socks_answer(_BAD_COMMAND)
-        raise BadSocks("only CONNECT is served, not BIND or UDP", answer, printable_host(raw), port)
+        raise BadSocks("only CONNECT is served, not BIND or UDP", _socks_reply(_BAD_COMMAND), shown_host, port)
     try:
-        return canonical_host(raw), port_number(str(port))
+        return canonical_host(raw_host), port_number(str(port))
     except ValueError as error:
-        what = printable_host(raw)
-        raise BadSocks(f"{what!r} is no host: {error}", _socks_answer(_NOT_ALLOWED), what, port) from error
-
-
-# Names for programs that know no proxy. Parsed is only a question of one name, as resolvers send it.
-FIRST = ipaddress.IPv4Address("198.18.0.2")  # the range for tests between networks, of which there are none inside
-_MOST = 65_000
-_HEAD = struct.Struct(">HHHHHH")
-_A_RECORD = 1
-_FAILED, _NO_SUCH_NAME, _REFUSED = 2, 3, 5
-_TTL_S = 30
-
-
-class Names:
-    """The names one run, or one session, has asked for, with the address that stands for each.
-
-    Those of a session are in a file that its proxies share: the number of each is that of its line.
-    """
-
-    def __init__(self, file: int = -1) -> None:
-        self._lock = threading.Lock()
-        self._file = file
-        self._rest, self._read_to = b"", 0  # what stands there after the last whole line, and up to where it was read
-        self._hosts: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def host(self, address: str) -> str | None:
-        """Return the name that an address was given for."""
-        parsed = as_address(address)
-        number = -1 if parsed is None else int(parsed) - int(FIRST)
-        if self._file >= 0 and number >= len(self._hosts):
-            with self._lock:
-                self._catch_up()
-        return self._hosts[number] if 0 <= number < len(self._hosts) else None
-
-    def answer(self, query: bytes, *, is_refused: bool = False) -> bytes | None:
-        """Return the answer to a resolver's question, or None to what is none."""
-        try:
-            number, flags, questions, *_ = _HEAD.unpack_from(query)
-            name, end = _name(query, _HEAD.size)
-            kind, _ = struct.unpack_from(">HH", query, end)
-        except (struct.error, IndexError, UnicodeDecodeError):
-            return None
-        if flags & 0x8000 or questions != 1:
-            return None
-        code, address = (_REFUSED, None) if is_refused else self._looked_up(name, kind)
-        record = b"" if address is None else b"\xc0\x0c" + struct.pack(">HHIH", _A_RECORD, 1, _TTL_S, 4) + address
-        head = _HEAD.pack(number, 0x8180 | (flags & 0x0100) | code, 1, 1 if record else 0, 0, 0)
-        return head + query[_HEAD.size : end + 4] + record
-
-    def _looked_up(self, name: str, kind: int) -> tuple[int, bytes | None]:
-        try:
-            host = canonical_host(name)
-        except ValueError:
-            return _NO_SUCH_NAME, None
-        last = host.rpartition(".")[2]
-        if as_address(host) is not None or host in LOOPBACK_NAMES or last in ("localhost", "arpa"):
-            return _NO_SUCH_NAME, None
-        if kind != _A_RECORD:
-            return 0, None  # it exists, and has none of these
-        with self._lock:
-            if host not in self._numbers:
-                self._add(host)
-            place = self._numbers.get(host)
-            return (_FAILED, None) if place is None else (0, (FIRST + place).packed)
-
-    def _add(self, host: str) -> None:
-        """Give a name a number, unless another proxy did so meanwhile, or there are too many."""
-        if self._file >= 0:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-        try:
-            self._catch_up()
-            if host in self._numbers or len(self._hosts) >= _MOST:
-                return
-            if self._file >= 0:
-                # After what one that died may have left of its line.
-                os.pwrite(self._file, (b"\n" if self._rest else b"") + f"{host}\n".encode(), self._read_to)
-                self._catch_up()
-            else:
-                self._numbers[host] = len(self._hosts)
-                self._hosts.append(host)
-        finally:
-            if self._file >= 0:
-                fcntl.flock(self._file, fcntl.LOCK_UN)
-
-    def _catch_up(self) -> None:
-        while self._file >= 0 and (piece := os.pread(self._file, 1 << 16, self._read_to)):
-            self._read_to += len(piece)
-            *whole, self._rest = (self._rest + piece).split(b"\n")
-            for line in whole:
-                self._numbers.setdefault(line.decode(), len(self._hosts))
-                self._hosts.append(line.decode())
-
-
-def _name(query: bytes, at: int) -> tuple[str, int]:
-    labels = []
-    while size := query[at]:
-        label = query[at + 1 : at + 1 + size]
-        # No pointers: a question is the first thing in its message.
-        if size > 63 or len(label) < size or b"." in label:
-            raise IndexError(at)
-        labels.append(label.decode("ascii"))
-        at += 1 + size
-    return ".".join(labels), at + 1
+        message = f"{shown_host!r} is no host: {error}"
+        raise BadSocks(message, _socks_reply(_NOT_ALLOWED), shown_host, port) from error

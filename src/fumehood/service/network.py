@@ -230,7 +230,7 @@ class NetworkAccess:
         """Join the proxies of a session and borrow their listeners; the session's lock is taken."""
         if self._neighbours is None:
             self._neighbours = neighbours()
-            for each in self._neighbours.borrowed():
+            for each in self._neighbours.borrow_listeners():
                 if each.getsockname()[:2] in self._listener_places:
                     self._shared_listeners.append(each)
                 else:
@@ -256,7 +256,7 @@ class NetworkAccess:
             return
         self._shared_listeners += [socket.socket(fileno=fd) for fd in descriptors]
         self._served_places = {each.getsockname()[:2] for each in self._shared_listeners}
-        self._proxy.share(self._shared_listeners, self.listen, self._neighbours)
+        self._proxy.start_in_session(self._shared_listeners, self.listen, self._neighbours)
         self._shared_listeners = []
 
     def stop(self, run: Run) -> None:
