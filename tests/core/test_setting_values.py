@@ -2,7 +2,7 @@
 
 import pytest
 
-from fumehood.core.package_settings import announces_secret, may_hold_secret, paths_below, without_credentials
+from fumehood.core.package_settings import command_may_hold_secret, home_paths_in, may_hold_secret, without_credentials
 
 SECRET = [
     "https://ada:pw@example.org/", "https://token@example.org/", "see https://a,https://ada:pw@b", "ssh://ada:pw@h/x",
@@ -24,7 +24,7 @@ PLAIN = [
 @pytest.mark.parametrize("text", SECRET)
 def test_a_secret_is_taken_for_one(text: str) -> None:
     assert may_hold_secret(text)
-    assert announces_secret(text)
+    assert command_may_hold_secret(text)
 
 
 @pytest.mark.parametrize("text", PLAIN)
@@ -34,13 +34,13 @@ def test_what_is_plain_is_not_taken_for_a_secret(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["x --token x", "API_KEY=x tool", "curl -H 'Private-Token: x'", "a kNrHqzPpkEjYmE6S"])
 def test_a_line_announces_what_follows(text: str) -> None:
-    assert announces_secret(text)
+    assert command_may_hold_secret(text)
     assert not may_hold_secret(text)
 
 
 @pytest.mark.parametrize("text", ["log --oneline HEAD~3", "!f() { git log \"$@\"; }; f", "-C target-cpu=native"])
 def test_ordinary_lines_announce_nothing(text: str) -> None:
-    assert not announces_secret(text)
+    assert not command_may_hold_secret(text)
 
 
 @pytest.mark.parametrize(
@@ -66,5 +66,5 @@ def test_credentials_are_cut_off_or_the_address_is_none(address: str, bare: str 
 
 def test_paths_of_the_home_are_found_in_any_form() -> None:
     text = "!~/a && $HOME/b ${HOME}/c --x=/home/ada/d '/home/ada' /home/adam/e HEAD~/f ~bob/g /mnt/ada/h ~"
-    found = list(paths_below(text, ["/home/ada", "/mnt/ada"]))
+    found = list(home_paths_in(text, ["/home/ada", "/mnt/ada"]))
     assert found == [*(f"/home/ada/{name}" for name in "abcd"), "/home/ada", "~bob/g", "/mnt/ada/h", "/home/ada"]

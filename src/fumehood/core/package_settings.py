@@ -1,12 +1,12 @@
 """What a command may see of the settings of package managers, hg and jj: addresses without credentials, plain options.
 
-Each manager has a table of settings that are no secret; the rest is left out, and so is what has a secret for a value
-or names a file in the home. What looks like a secret is guessed, and the guesses err on the side of yes.
+Each manager has a table of its settings that are not secret. All other settings are left out, and so is a value that
+looks like a secret or names a file of the home. Whether something looks like a secret is a guess; if in doubt, it does.
 """
 
 from __future__ import annotations
 
-from fumehood.core.environment import looks_secret
+from fumehood.core.environment import holds_secret, looks_secret
 from fumehood.core.value import DIGITS, LETTERS
 
 TYPE_CHECKING = False
@@ -17,95 +17,104 @@ if TYPE_CHECKING:
 
     Schema = Mapping[str, "str | Schema"]
 
-# A user without a password in these is a name, like git@; elsewhere it may be a token.
-_NAMED_USERS = ("ssh", "git+ssh", "ssh+git", "svn+ssh", "sftp", "rsync")
-_IN_WORDS = LETTERS | DIGITS | frozenset("_-.+~")
-_IN_SCHEMES = _IN_WORDS - frozenset("_~")
-_ENDS = frozenset(" \t\r\n\"'`<>,|;(){}")  # what no address has in it, where a text has several
+# In these schemes, a user without a password is only a name, like git@; in others, it may be a token.
+_SCHEMES_WITH_USERS = ("ssh", "git+ssh", "ssh+git", "svn+ssh", "sftp", "rsync")
+_WORD_LETTERS = LETTERS | DIGITS | frozenset("_-.+~")
+_SCHEME_LETTERS = _WORD_LETTERS - frozenset("_~")
+_ADDRESS_ENDS = frozenset(" \t\r\n\"'`<>,|;(){}")  # no address has these in it
 _LONGEST_SCHEME, _LONGEST_ADDRESS = 16, 2048
-_BETWEEN_PATHS = "\"'`=:;,()|&<>!{}\t\n\r"
-_HEADERS = ("authorization", "-----begin ")
-_SCHEMES = ("bearer ", "basic ")  # of a header, before a token of at least so many letters
-_SHORTEST_TOKEN = 6
+_PATH_SEPARATORS = "\"'`=:;,()|&<>!{}\t\n\r"
+_SECRET_HEADERS = ("authorization", "-----begin ")
+_AUTHORIZATION_SCHEMES = ("bearer ", "basic ")
+_SHORTEST_TOKEN = 6  # after one of these schemes
 _SHORTEST_RANDOM, _SURELY_RANDOM = 16, 32
 
 
 def may_hold_secret(text: str) -> bool:
     """Return True if a text has a token of a known shape in it, or an address with credentials."""
     lowered = text.lower()
-    if any(header in lowered for header in _HEADERS):
+    if any(header in lowered for header in _SECRET_HEADERS):
         return True
-    for scheme in _SCHEMES:
-        following = lowered.partition(scheme)[2].split(maxsplit=1)
-        if following and len(following[0]) >= _SHORTEST_TOKEN:
+    for scheme in _AUTHORIZATION_SCHEMES:
+        following_words = lowered.partition(scheme)[2].split(maxsplit=1)
+        if following_words and len(following_words[0]) >= _SHORTEST_TOKEN:
             return True
-    return any(looks_secret("", word) for word in words_of(text)) or any(map(has_credentials, addresses_in(text)))
+    return any(map(holds_secret, _words_in(text))) or any(map(_has_credentials, addresses_in(text)))
 
 
-def announces_secret(text: str) -> bool:
-    """Return True if a line that is run, or an option, has a secret in it or a word that precedes one: `--token`."""
-    return may_hold_secret(text) or any(looks_secret(word.strip("-.+~")) or is_random(word) for word in words_of(text))
+def command_may_hold_secret(text: str) -> bool:
+    """Return True if a command line or option has a secret in it, or a word that comes before one: `--token`."""
+    return may_hold_secret(text) or any(
+        looks_secret(word.strip("-.+~")) or _looks_random(word) for word in _words_in(text)
+    )
 
 
-def has_credentials(address: str) -> bool:
+def _has_credentials(address: str) -> bool:
     """Return True if an address has a user or password, or a part that looks like a token."""
     scheme, _, rest = address.partition("://")
-    user, host, path = _parts(rest)
-    if user is not None and (":" in user or scheme.lower() not in _NAMED_USERS):
+    user, host, path = _split_after_scheme(rest)
+    if user is not None and (":" in user or scheme.lower() not in _SCHEMES_WITH_USERS):
         return True
     port = host.rpartition("]")[2].partition(":")[2]
     if port and not port.isdigit() and not port.startswith("$"):
-        return True  # a slash in a password: what seems to be the port is its beginning
-    _, _, query = path.partition("?")
-    return any(is_random(word) for word in words_of(path)) or any(looks_secret(word) for word in words_of(query))
+        return True  # not a port, but the beginning of a password that has a slash in it
+    query = path.partition("?")[2]
+    return any(map(_looks_random, _words_in(path))) or any(map(looks_secret, _words_in(query)))
 
 
 def without_credentials(address: str) -> str | None:
-    """Return an address less its user and password, or None where a secret may be left in it."""
+    """Return an address without its user and password, or None if a secret may be left in it."""
     scheme, is_address, rest = address.partition("://")
     if not is_address:
-        return None if may_hold_secret(address) or is_random(address) else address
-    user, host, path = _parts(rest)
-    if user is not None and ":" not in user and scheme.lower() in _NAMED_USERS:
+        return None if may_hold_secret(address) or _looks_random(address) else address
+    user, host, path = _split_after_scheme(rest)
+    if user is not None and ":" not in user and scheme.lower() in _SCHEMES_WITH_USERS:
         host = f"{user}@{host}"
     bare = f"{scheme}://{host}{path}"
     return None if may_hold_secret(bare) else bare
+
+
+def _split_after_scheme(rest: str) -> tuple[str | None, str, str]:
+    """Split what follows `://` into user and password or None, host and port, and the rest."""
+    end = min((rest.find(mark) for mark in "/?#" if mark in rest), default=len(rest))
+    user, at, host = rest[:end].rpartition("@")
+    return user if at else None, host, rest[end:]
 
 
 def addresses_in(text: str) -> Iterator[str]:
     """Yield each `scheme://…` of a text."""
     at = text.find("://")
     while at >= 0:
-        begin = at
-        while begin > 0 and text[begin - 1] in _IN_SCHEMES and at - begin < _LONGEST_SCHEME:
-            begin -= 1
+        start = at
+        while start > 0 and text[start - 1] in _SCHEME_LETTERS and at - start < _LONGEST_SCHEME:
+            start -= 1
         rest = text[at : at + _LONGEST_ADDRESS]
-        end = next((number for number, letter in enumerate(rest) if letter in _ENDS), len(rest))
-        yield text[begin:at] + rest[:end]
+        length = next((index for index, letter in enumerate(rest) if letter in _ADDRESS_ENDS), len(rest))
+        yield text[start:at] + rest[:length]
         at = text.find("://", at + 3)
 
 
-def words_of(text: str) -> list[str]:
-    """Return what stands between blanks, quotes, slashes and the like."""
-    return "".join(letter if letter in _IN_WORDS else " " for letter in text).split()
+def _words_in(text: str) -> list[str]:
+    """Return the words of a text; blanks, quotes, slashes and the like separate them."""
+    return "".join(letter if letter in _WORD_LETTERS else " " for letter in text).split()
 
 
-def is_random(word: str) -> bool:
-    """Return True if letters and digits stand in a word as if drawn by lot, as in a token; a guess."""
+def _looks_random(word: str) -> bool:
+    """Return True if letters and digits are mixed in a word as in a random token; a guess."""
     letters = word.replace("-", "").replace("_", "")
     if len(letters) < _SHORTEST_RANDOM or not (LETTERS | DIGITS).issuperset(letters):
         return False
     if len(letters) >= _SURELY_RANDOM and letters == word and not letters.isdigit() and not letters.isalpha():
         return True
     kinds = ["0" if letter.isdigit() else "A" if letter.isupper() else "a" for letter in letters]
-    changes = sum(kinds[at] != kinds[at - 1] for at in range(1, len(kinds)))
+    changes = sum(kinds[index] != kinds[index - 1] for index in range(1, len(kinds)))
     return changes * 3 >= len(letters)
 
 
-def paths_below(text: str, homes: Sequence[str]) -> Iterator[str]:
-    """Yield each path of a home that a text names: a whole one, or `~/…`, `$HOME/…`; another's, `~user/…`, as it is."""
+def home_paths_in(text: str, homes: Sequence[str]) -> Iterator[str]:
+    """Yield each path of a home in a text: a whole path, `~/…` or `$HOME/…`; another user's, `~user/…`, as it is."""
     text = text.replace("${HOME}", "~").replace("$HOME", "~")
-    for letter in _BETWEEN_PATHS:
+    for letter in _PATH_SEPARATORS:
         text = text.replace(letter, " ")
     for word in text.split(" "):
         if word == "~" or word.startswith("~/"):
@@ -114,24 +123,17 @@ def paths_below(text: str, homes: Sequence[str]) -> Iterator[str]:
             yield word
 
 
-def _parts(rest: str) -> tuple[str | None, str, str]:
-    """Split what follows `://` into user and password or None, host and port, and the rest."""
-    end = min((rest.find(mark) for mark in "/?#" if mark in rest), default=len(rest))
-    user, at, host = rest[:end].rpartition("@")
-    return user if at else None, host, rest[end:]
+# The kinds of settings: an address or host, or several; an option; a directory that a program makes if it is missing.
+ADDRESS, OPTION, DIRECTORY = "address", "option", "directory"
+_ANY_NAME = "*"  # in a schema: every other name
+_REQUIRED = "!"  # in a schema: the setting without which the rest of its table is useless
+_MAX_VALUES = 10_000  # in YAML, a few references can make a huge table
+_LIST_SEPARATORS = " \t\r\n,|"
 
 
-# What a setting holds: an address or host, or several; an option; a directory that a program makes if it is missing.
-ADDRESS, OPTION, PLACE = "address", "option", "place"
-_ANY = "*"  # in a schema: every other name
-_MOST_VALUES = 10_000  # references in YAML make much of little
-_BETWEEN = " \t\r\n,|"  # addresses of a list
-_NEEDED = "!"  # in a schema: the name without which the rest of a table is of no use
-
-
-def _schema(addresses: str = "", options: str = "", places: str = "", **more: str | Schema) -> Schema:
-    kinds = ((addresses, ADDRESS), (options, OPTION), (places, PLACE))
-    return {name: kind for names, kind in kinds for name in names.split()} | more
+def _schema(addresses: str = "", options: str = "", directories: str = "", **tables: Schema) -> Schema:
+    names_by_kind = {ADDRESS: addresses, OPTION: options, DIRECTORY: directories}
+    return {name: kind for kind, names in names_by_kind.items() for name in names.split()} | tables
 
 
 PIP = _schema(
@@ -159,7 +161,7 @@ UV = _schema(
     reinstall required-environments required-version system-certs
     """,
     index={
-        **_schema("url", "authenticate cache-control default explicit format ignore-error-codes name"), _NEEDED: "url"
+        **_schema("url", "authenticate cache-control default explicit format ignore-error-codes name"), _REQUIRED: "url"
     },
     pip=_schema(
         _UV_ADDRESSES,
@@ -171,7 +173,7 @@ UV = _schema(
         """,
     ),
 )  # fmt: skip
-# Scoped registries, `@scope:registry`, are looked for apart. Some are pnpm's.
+# Registries of scopes, `@scope:registry`, have a rule of their own. Some settings are pnpm's.
 NPM = _schema(
     "registry",
     """
@@ -213,11 +215,11 @@ YARN = _schema(
     preferTruncatedLines progressBarStyle supportedArchitectures taskPoolConcurrency taskPoolMode telemetryInterval
     tsEnableAutoTypes winLinkType
     """,
-    npmScopes={_ANY: _schema("npmRegistryServer npmPublishRegistry", "npmPublishAccess")},
-    npmRegistries={_ANY: _schema("", "npmAlwaysAuth")},
+    npmScopes={_ANY_NAME: _schema("npmRegistryServer npmPublishRegistry", "npmPublishAccess")},
+    npmRegistries={_ANY_NAME: _schema("", "npmAlwaysAuth")},
 )  # fmt: skip
 CARGO: Schema = {
-    "alias": {_ANY: OPTION},
+    "alias": {_ANY_NAME: OPTION},
     "build": _schema(
         "",
         """
@@ -230,17 +232,17 @@ CARGO: Schema = {
     "future-incompat-report": _schema("", "frequency"),
     "http": _schema("", "cainfo check-revoke debug low-speed-limit multiplexing ssl-version timeout user-agent"),
     "net": {**_schema("", "git-fetch-with-cli offline retry"), "ssh": _schema("", "known-hosts")},
-    "profile": {_ANY: OPTION},
-    "registries": {_ANY: _schema("index", "protocol")},
+    "profile": {_ANY_NAME: OPTION},
+    "registries": {_ANY_NAME: _schema("index", "protocol")},
     "registry": _schema("index", "default"),
     "resolver": _schema("", "feature-unification incompatible-publish-age incompatible-rust-versions lockfile-path"),
-    "source": {_ANY: _schema("registry git", "branch directory local-registry replace-with rev tag")},
-    "target": {_ANY: _schema("", "ar linker runner rustdocflags rustflags")},
+    "source": {_ANY_NAME: _schema("registry git", "branch directory local-registry replace-with rev tag")},
+    "target": {_ANY_NAME: _schema("", "ar linker runner rustdocflags rustflags")},
     "term": _schema("", "color hyperlinks progress quiet unicode verbose"),
-    "unstable": {_ANY: OPTION},
+    "unstable": {_ANY_NAME: OPTION},
 }  # fmt: skip
 _POLICY = _schema("", "enabled updatePolicy checksumPolicy")
-_REPOSITORY = {**_schema("url", "id name layout"), "releases": _POLICY, "snapshots": _POLICY, _NEEDED: "url"}
+_REPOSITORY = {**_schema("url", "id name layout"), "releases": _POLICY, "snapshots": _POLICY, _REQUIRED: "url"}
 _ACTIVATION: Schema = {
     **_schema("", "activeByDefault jdk"),
     "os": _schema("", "name family arch version"),
@@ -250,7 +252,7 @@ _ACTIVATION: Schema = {
 MAVEN: Schema = {
     **_schema("", "offline interactiveMode usePluginRegistry"),
     "pluginGroups": _schema("", "pluginGroup"),
-    "mirrors": {"mirror": {**_schema("url", "id name mirrorOf layout mirrorOfLayouts blocked"), _NEEDED: "url"}},
+    "mirrors": {"mirror": {**_schema("url", "id name mirrorOf layout mirrorOfLayouts blocked"), _REQUIRED: "url"}},
     "activeProfiles": _schema("", "activeProfile"),
     "profiles": {
         "profile": {
@@ -271,14 +273,14 @@ GO = _schema(
     "GOPATH GOMODCACHE",
 )  # fmt: skip
 
-# Version controls: who the author of a commit is, and the commands that a person has given themselves.
+# Version controls: the author of commits, and the commands that a person has defined.
 MERCURIAL: Schema = {
     "ui": _schema("", "username merge tweakdefaults verbose quiet"),
-    **{name: {_ANY: OPTION} for name in ("alias", "diff", "experimental", "extensions", "phases", "revsetalias")},
+    **{name: {_ANY_NAME: OPTION} for name in ("alias", "diff", "experimental", "extensions", "phases", "revsetalias")},
 }
 JJ: Schema = {
     "user": _schema("", "name email"),
-    **{name: {_ANY: OPTION} for name in ("aliases", "revset-aliases", "revsets", "template-aliases", "templates")},
+    **{name: {_ANY_NAME: OPTION} for name in ("aliases", "revset-aliases", "revsets", "template-aliases", "templates")},
 }
 
 
@@ -286,58 +288,62 @@ class Malformed(Exception):
     """A settings file that its own manager would not read, or nobody should; the message says why."""
 
 
-class Sieve:
-    """Lets through what may be seen of one file, and remembers what was left out."""
+def _unreadable(error: Exception) -> Malformed:
+    return Malformed(f"it can't be read ({type(error).__name__})")
+
+
+class SettingsFilter:
+    """Lets through what a command may see of one file; `dropped` has the names of the settings that it left out."""
 
     def __init__(self, homes: Sequence[str]) -> None:
         self.dropped: dict[str, None] = {}
         self._homes = homes
-        self._left = _MOST_VALUES
+        self._values_left = _MAX_VALUES
 
-    def table(self, table: Mapping[Any, Any], kinds: Schema, within: str = "") -> dict[str, Any] | None:
-        """Return what may be seen of a table, or None where that is nothing."""
-        shown: dict[str, Any] = {}
+    def table(self, table: Mapping[Any, Any], schema: Schema, table_name: str = "") -> dict[str, Any] | None:
+        """Return what may be seen of a table, or None if that is nothing."""
+        visible: dict[str, Any] = {}
         for name, value in table.items():
-            whole = f"{within}.{name}" if within else f"{name}"
-            kind = self.kind_of(f"{name}", kinds)
+            full_name = f"{table_name}.{name}" if table_name else f"{name}"
+            kind = self.kind_of(f"{name}", schema)
             if kind is None:
-                self.drop(whole)
-            elif (kept := self.value(whole, value, kind)) is not None:
-                shown[f"{name}"] = kept
-        needed = kinds.get(_NEEDED)
-        if needed is not None and needed not in shown:
-            self.drop(within)
+                self.drop(full_name)
+            elif (visible_value := self.value(full_name, value, kind)) is not None:
+                visible[f"{name}"] = visible_value
+        required = schema.get(_REQUIRED)
+        if required is not None and required not in visible:
+            self.drop(table_name)
             return None
-        return shown or None
+        return visible or None
 
-    def kind_of(self, name: str, kinds: Schema) -> str | Schema | None:
-        """Return what a setting of this name holds; None: it is not to be seen."""
-        if name in kinds and name not in (_ANY, _NEEDED):
-            return kinds[name]
-        return None if looks_secret(name) or may_hold_secret(name) else kinds.get(_ANY)
+    def kind_of(self, name: str, schema: Schema) -> str | Schema | None:
+        """Return the kind of a setting, or the schema of a table; None if it must not be seen."""
+        if name in schema and name not in (_ANY_NAME, _REQUIRED):
+            return schema[name]
+        return None if looks_secret(name) or may_hold_secret(name) else schema.get(_ANY_NAME)
 
     def value(self, name: str, value: Any, kind: str | Schema) -> Any:
-        """Return what may be seen of a setting, or None."""
-        self._left -= 1
-        if self._left < 0:
+        """Return what may be seen of a setting's value, or None."""
+        self._values_left -= 1
+        if self._values_left < 0:
             raise Malformed("there are too many settings in it")
         if isinstance(value, list):
-            # They may be the words of a command line: what announces a secret stands before it.
+            # The items may be the words of a command line, in which an option comes before its secret.
             line = " ".join(item for item in value if isinstance(item, str))
             if kind == OPTION and self._text(name, line, OPTION) is None:
                 self.drop(name)
                 return None
             items = [self.value(name, item, kind) for item in value]
             return [item for item in items if item is not None] or None
-        if isinstance(value, dict) and kind not in (ADDRESS, PLACE):
-            return self.table(value, {_ANY: OPTION} if isinstance(kind, str) else kind, name)
+        if isinstance(value, dict) and kind not in (ADDRESS, DIRECTORY):
+            return self.table(value, {_ANY_NAME: OPTION} if isinstance(kind, str) else kind, name)
         if isinstance(value, str) and isinstance(kind, str):
-            shown: Any = self._text(name, value, kind)
+            visible: Any = self._text(name, value, kind)
         else:
-            shown = value if kind == OPTION else None  # a number, a switch, a date
-        if shown is None:
+            visible = value if kind == OPTION else None  # a number, a switch, a date
+        if visible is None:
             self.drop(name)
-        return shown
+        return visible
 
     def drop(self, name: str) -> None:
         """Remember that a setting was left out; its name can hold a secret, too."""
@@ -346,209 +352,224 @@ class Sieve:
     def _text(self, name: str, text: str, kind: str) -> str | None:
         if kind == ADDRESS:
             return self._addresses(name, text)
-        if kind == PLACE:
+        if kind == DIRECTORY:
             return None if may_hold_secret(text) else text
-        return None if announces_secret(text) or any(paths_below(text, self._homes)) else text
+        return None if command_may_hold_secret(text) or any(home_paths_in(text, self._homes)) else text
 
     def _addresses(self, name: str, text: str) -> str | None:
-        """Return addresses, with what stands between them, less users and passwords.
+        """Return a list of addresses, with its separators, without users and passwords.
 
-        A manager would use its own in place of an address that is left out, and fetch a stranger's package of the
-        same name. So a password is cut off where that can be done, and the address stays.
+        If an address were left out, a manager would use its default instead, and fetch a stranger's package of the
+        same name. So if it is possible, only the password is cut off, and the address stays.
         """
         pieces: list[str] = []
-        for piece in _pieces(text):
-            if piece in _BETWEEN:
-                shown: str | None = piece
+        for piece in _with_separators(text):
+            if piece in _LIST_SEPARATORS:
+                visible: str | None = piece
             else:
-                shown = None if any(paths_below(piece, self._homes)) else without_credentials(piece)
-            if shown != piece:
-                self.drop(name if shown is None else f"{name}: user and password")
-            if shown is not None:
-                pieces.append(shown)
+                visible = None if any(home_paths_in(piece, self._homes)) else without_credentials(piece)
+            if visible != piece:
+                self.drop(name if visible is None else f"{name}: user and password")
+            if visible is not None:
+                pieces.append(visible)
             elif pieces:
                 pieces.pop()
-        return "".join(pieces).strip(_BETWEEN) or None
+        return "".join(pieces).strip(_LIST_SEPARATORS) or None
 
 
-def _pieces(text: str) -> Iterator[str]:
-    """Split a text at blanks, commas and bars, and yield these, too."""
-    piece = ""
+def _with_separators(text: str) -> Iterator[str]:
+    """Yield the items of a list, and the separators between them."""
+    item = ""
     for letter in text:
-        if letter in _BETWEEN:
-            yield from filter(None, (piece, letter))
-            piece = ""
+        if letter in _LIST_SEPARATORS:
+            yield from filter(None, (item, letter))
+            item = ""
         else:
-            piece += letter
-    if piece:
-        yield piece
+            item += letter
+    if item:
+        yield item
 
 
-# Read each package manager's settings format, and write what may be seen in it again.
+# Each package manager's format: read the settings, and write what may be seen in the same format.
 #
-# Parsers are loaded when there is something to parse: they take longer than a command to start.
+# Parsers are imported only if there is something to parse: importing one takes longer than a command's start.
 
-_PLAIN = LETTERS | DIGITS | frozenset("-_.")
-_SPECIAL = frozenset("\"'\\;#")  # has a meaning in npm's and yarn's values
+_PLAIN_LETTERS = LETTERS | DIGITS | frozenset("-_.")
+_SPECIAL_LETTERS = frozenset("\"'\\;#")  # have a meaning in values of npm and yarn
 
 
-def shown_of(manager: str, data: bytes, homes: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+def visible_settings(manager: str, data: bytes, homes: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Return what a command may see of a manager's settings, in its own format, and the names of what was left out.
 
     `homes` are the names of the person's home; the first is what `~` means.
     """
-    sieve = Sieve(homes)
+    settings_filter = SettingsFilter(homes)
     try:
-        shown = _READERS[manager](data.decode("utf-8-sig"), sieve)
-    except (ValueError, SyntaxError) as error:  # the second is what an XML parser raises
-        raise Malformed(f"it can't be read ({type(error).__name__})") from error
+        visible = _FORMATS[manager](data.decode("utf-8-sig"), settings_filter)
+    except (ValueError, SyntaxError) as error:  # an XML parser raises the second
+        raise _unreadable(error) from error
     except RecursionError as error:
         raise Malformed("it is nested too deeply") from error
-    return shown, tuple(sieve.dropped)
+    return visible, tuple(settings_filter.dropped)
 
 
-def _mercurial(text: str, sieve: Sieve) -> str:
-    """Read sections that may come again; lines as `%include` are left out, because they name other files."""
+def _mercurial(text: str, settings_filter: SettingsFilter) -> str:
+    """Filter sections that may be repeated; lines like `%include` are left out, because they name other files."""
     settings = ""
     for line in text.splitlines(keepends=True):
         if line.startswith("%"):
-            sieve.drop(line.strip())
+            settings_filter.drop(line.strip())
         else:
             settings += line
-    return _sections(settings, MERCURIAL, str, sieve, delimiters=("=",), strict=False)
+    return _sections(settings, MERCURIAL, str, settings_filter, delimiters=("=",), strict=False)
 
 
-def _sections(text: str, kinds: Schema, named: Callable[[str], str], sieve: Sieve, **rules: Any) -> str:
+def _sections(
+    text: str, schema: Schema, normalized_name: Callable[[str], str], settings_filter: SettingsFilter,
+    **parser_options: Any,
+) -> str:  # fmt: skip
     import configparser
     import io
 
-    parser, shown = configparser.RawConfigParser(**rules), configparser.RawConfigParser()
-    parser.optionxform = shown.optionxform = str  # type: ignore[assignment]
+    parser, visible = configparser.RawConfigParser(**parser_options), configparser.RawConfigParser()
+    parser.optionxform = visible.optionxform = str  # type: ignore[assignment]
     try:
         parser.read_string(text)
     except configparser.Error as error:
-        raise Malformed(f"it can't be read ({type(error).__name__})") from error
+        raise _unreadable(error) from error
     for section in parser.sections():
-        within = kinds.get(section, kinds.get(_ANY))
-        if within is None or isinstance(within, str) or not _PLAIN.issuperset(section):
-            sieve.drop(section)
-        elif kept := sieve.table({named(name): value for name, value in parser.items(section)}, within, section):
-            shown[section] = kept
+        section_schema = schema.get(section, schema.get(_ANY_NAME))
+        if section_schema is None or isinstance(section_schema, str) or not _PLAIN_LETTERS.issuperset(section):
+            settings_filter.drop(section)
+            continue
+        table = {normalized_name(name): value for name, value in parser.items(section)}
+        if visible_table := settings_filter.table(table, section_schema, section):
+            visible[section] = visible_table
     written = io.StringIO()
-    shown.write(written)
+    visible.write(written)
     return written.getvalue()
 
 
-def _toml(text: str, kinds: Schema, sieve: Sieve) -> str:
+def _pip(text: str, settings_filter: SettingsFilter) -> str:
+    return _sections(text, {_ANY_NAME: PIP}, _pip_name, settings_filter)
+
+
+def _pip_name(name: str) -> str:
+    return name.lower().removeprefix("--").replace("_", "-")
+
+
+def _toml(text: str, schema: Schema, settings_filter: SettingsFilter) -> str:
     import tomllib
 
-    shown = sieve.table(tomllib.loads(text), kinds)
-    if not shown:
+    visible = settings_filter.table(tomllib.loads(text), schema)
+    if not visible:
         return ""
     import tomlkit
 
-    return tomlkit.dumps(shown)
+    return tomlkit.dumps(visible)
 
 
-def _yarn(text: str, sieve: Sieve) -> str:
+def _yarn(text: str, settings_filter: SettingsFilter) -> str:
     import yaml
 
     try:
         table = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise Malformed(f"it can't be read ({type(error).__name__})") from error
+        raise _unreadable(error) from error
     if table is None:
         return ""
     if not isinstance(table, dict):
         raise Malformed("it is not a table of settings")
-    shown = sieve.table(table, YARN)
-    return yaml.safe_dump(shown, allow_unicode=True) if shown else ""
+    visible = settings_filter.table(table, YARN)
+    return yaml.safe_dump(visible, allow_unicode=True) if visible else ""
 
 
-def _npm(text: str, sieve: Sieve) -> str:
-    """Read lines `name = value`, where a name that ends with `[]` may come several times."""
+def _npm(text: str, settings_filter: SettingsFilter) -> str:
+    """Filter lines `name = value`; a name that ends with `[]` may be repeated."""
     written = ""
     for line in _lines(text, "#;"):
         if line.startswith("["):
             break  # npm knows no sections: what follows is not a setting
         name, equals, value = line.partition("=")
         name = _unquoted(name)
-        shown = _registry_setting(name, _unquoted(value) if equals else "true", NPM, sieve)
-        written += "" if shown is None else f"{name}={shown}\n"
+        visible = _registry_setting(name, _unquoted(value) if equals else "true", NPM, settings_filter)
+        written += "" if visible is None else f"{name}={visible}\n"
     return written
 
 
-def _yarn_classic(text: str, sieve: Sieve) -> str:
-    """Read lines `name value`, each of which may be quoted."""
+def _yarn_classic(text: str, settings_filter: SettingsFilter) -> str:
+    """Filter lines `name value`; both may be quoted."""
     written = ""
     for line in _lines(text, "#"):
         quote = line[0] if line[0] in "\"'" else ""
         name, _, value = line[1:].partition(quote) if quote else line.partition(" ")
         name = name.removesuffix(":")
-        shown = _registry_setting(name, _unquoted(value.removeprefix(":")), YARN_CLASSIC, sieve)
-        if shown is not None:
-            is_word = shown in ("true", "false") or shown.isdigit()
-            written += f'"{name}" {shown}\n' if is_word else f'"{name}" "{shown}"\n'
+        visible = _registry_setting(name, _unquoted(value.removeprefix(":")), YARN_CLASSIC, settings_filter)
+        if visible is not None:
+            is_bare = visible in ("true", "false") or visible.isdigit()
+            written += f'"{name}" {visible}\n' if is_bare else f'"{name}" "{visible}"\n'
     return written
 
 
-def _registry_setting(name: str, value: str, kinds: Schema, sieve: Sieve) -> str | None:
-    """Return what may be seen of a setting of npm's or yarn's; each scope can have a registry of its own."""
+def _registry_setting(name: str, value: str, schema: Schema, settings_filter: SettingsFilter) -> str | None:
+    """Return what may be seen of a setting of npm or yarn; each scope can have a registry of its own."""
     scope = name[1:].removesuffix(":registry") if name.startswith("@") and name.endswith(":registry") else ""
-    kind = ADDRESS if scope and _PLAIN.issuperset(scope) else sieve.kind_of(name.removesuffix("[]"), kinds)
-    if kind is None or not _SPECIAL.isdisjoint(value):
-        sieve.drop(name)
+    is_registry = scope and _PLAIN_LETTERS.issuperset(scope)
+    kind = ADDRESS if is_registry else settings_filter.kind_of(name.removesuffix("[]"), schema)
+    if kind is None or not _SPECIAL_LETTERS.isdisjoint(value):
+        settings_filter.drop(name)
         return None
-    shown = sieve.value(name, value, kind)
-    return None if shown is None else f"{shown}"
+    visible = settings_filter.value(name, value, kind)
+    return None if visible is None else f"{visible}"
 
 
-def _go(text: str, sieve: Sieve) -> str:
+def _go(text: str, settings_filter: SettingsFilter) -> str:
     table = dict(line.partition("=")[::2] for line in _lines(text, "#"))
-    shown = sieve.table(table, GO) or {}
-    return "".join(f"{name}={value}\n" for name, value in shown.items())
+    visible = settings_filter.table(table, GO) or {}
+    return "".join(f"{name}={value}\n" for name, value in visible.items())
 
 
-def _maven(text: str, sieve: Sieve) -> str:
+def _maven(text: str, settings_filter: SettingsFilter) -> str:
     from xml.etree import ElementTree as ET
 
     if "<!DOCTYPE" in text or "<!ENTITY" in text:
         raise Malformed("it declares a document type, which settings don't need")
     root = ET.fromstring(text)  # noqa: S314 - nothing is declared in it, and it is the person's
-    shown = _element(root, MAVEN, sieve, "")
-    if shown is None:
+    visible = _element(root, MAVEN, settings_filter, "")
+    if visible is None:
         return ""
-    ET.indent(shown)
-    return ET.tostring(shown, encoding="unicode") + "\n"
+    ET.indent(visible)
+    return ET.tostring(visible, encoding="unicode") + "\n"
 
 
-def _element(element: Element, kinds: Schema, sieve: Sieve, within: str) -> Element | None:
-    """Return what may be seen of an element: without attributes, and without a prefix, which Maven does not read."""
+def _element(element: Element, schema: Schema, settings_filter: SettingsFilter, parent_name: str) -> Element | None:
+    """Return what may be seen of an element, without attributes, and without prefixes, which Maven does not read."""
     from xml.etree.ElementTree import Element, SubElement
 
-    shown = Element(element.tag.rpartition("}")[2])
+    visible = Element(element.tag.rpartition("}")[2])
     for child in element:
         tag = child.tag.rpartition("}")[2]
-        whole = f"{within}.{tag}" if within else tag
-        kind = sieve.kind_of(tag, kinds)
+        full_name = f"{parent_name}.{tag}" if parent_name else tag
+        kind = settings_filter.kind_of(tag, schema)
         if kind is None:
-            sieve.drop(whole)
+            settings_filter.drop(full_name)
         elif isinstance(kind, str):
-            value = sieve.value(whole, (child.text or "").strip(), kind)
+            value = settings_filter.value(full_name, (child.text or "").strip(), kind)
             if value is not None:
-                SubElement(shown, tag).text = value
-        elif (inner := _element(child, kind, sieve, whole)) is not None:
-            shown.append(inner)
-    needed = kinds.get(_NEEDED)
-    if len(shown) == 0 or (isinstance(needed, str) and shown.find(needed) is None):
+                SubElement(visible, tag).text = value
+        elif (visible_child := _element(child, kind, settings_filter, full_name)) is not None:
+            visible.append(visible_child)
+    required = schema.get(_REQUIRED)
+    if len(visible) == 0 or (isinstance(required, str) and visible.find(required) is None):
         return None
-    return shown
+    return visible
 
 
-def _lines(text: str, comments: str) -> Iterator[str]:
+def _lines(text: str, comment_signs: str) -> Iterator[str]:
+    """Yield the lines that are neither empty nor comments."""
     for line in text.splitlines():
         stripped = line.strip()
-        if stripped and stripped[0] not in comments:
+        if stripped and stripped[0] not in comment_signs:
             yield stripped
 
 
@@ -558,11 +579,10 @@ def _unquoted(text: str) -> str:
     return text[1:-1] if is_quoted else text
 
 
-_READERS: Mapping[str, Any] = {
-    "pip": lambda text, sieve: _sections(
-        text, {_ANY: PIP}, lambda name: name.lower().removeprefix("--").replace("_", "-"), sieve
-    ),
-    "npm": _npm, "yarn": _yarn, "yarn classic": _yarn_classic, "maven": _maven, "go": _go,
-    "uv": lambda text, sieve: _toml(text, UV, sieve), "cargo": lambda text, sieve: _toml(text, CARGO, sieve),
-    "mercurial": _mercurial, "jj": lambda text, sieve: _toml(text, JJ, sieve),
+_FORMATS: Mapping[str, Callable[[str, SettingsFilter], str]] = {
+    "pip": _pip, "npm": _npm, "yarn": _yarn, "yarn classic": _yarn_classic, "maven": _maven, "go": _go,
+    "mercurial": _mercurial,
+    "uv": lambda text, settings_filter: _toml(text, UV, settings_filter),
+    "cargo": lambda text, settings_filter: _toml(text, CARGO, settings_filter),
+    "jj": lambda text, settings_filter: _toml(text, JJ, settings_filter),
 }  # fmt: skip

@@ -16,7 +16,13 @@ from fumehood.core.changes import directories_above
 from fumehood.core.environment import holds_secret, looks_secret
 from fumehood.core.gitconfig import parse, split_key
 from fumehood.core.masks import is_in
-from fumehood.core.package_settings import Malformed, announces_secret, may_hold_secret, paths_below, shown_of
+from fumehood.core.package_settings import (
+    Malformed,
+    command_may_hold_secret,
+    home_paths_in,
+    may_hold_secret,
+    visible_settings,
+)
 from fumehood.core.patterns import matches
 from fumehood.core.value import Value, word_set
 from fumehood.linux.cache import Snapshot, expand_home, follow_path
@@ -162,7 +168,7 @@ def tool_settings(
         if visible_path(path, writable_paths) is None:
             try:
                 data = watch.read(path)
-                text, dropped = shown_of(manager, data, homes) if data is not None else ("", ())
+                text, dropped = visible_settings(manager, data, homes) if data is not None else ("", ())
             except (Malformed, Unreadable) as error:
                 dropped = (f"all of it: {error}",)
         name = os.path.relpath(path, home) if is_in(path, (home,)) else path
@@ -527,10 +533,10 @@ class _SettingsFilter:
         if (section, name) == ("core", "fsmonitor"):
             return text.lower() in ("false", "no", "off", "0")
         is_address = section in ("url", "remote") or name.endswith(("url", "uri"))
-        is_secret = may_hold_secret(text) if is_address else announces_secret(text)
+        is_secret = may_hold_secret(text) if is_address else command_may_hold_secret(text)
         if is_secret or holds_secret(text):
             return False
-        return all(is_in(os.path.normpath(path), self._visible) for path in paths_below(text, self._homes))
+        return all(is_in(os.path.normpath(path), self._visible) for path in home_paths_in(text, self._homes))
 
     def is_own_directory(self, key: str, value: str | None) -> bool:
         """Return False for a trusted directory (safe.directory) that the command does not see."""
