@@ -60,26 +60,26 @@ def test_other_names_are_not_skipped() -> None:
 def test_a_pattern_means_what_it_means_to_git(
     pattern: str, path: str, is_directory: bool, ignored: bool | None
 ) -> None:
-    assert IgnoreRules(pattern).verdict(path, is_directory=is_directory) is ignored
+    assert IgnoreRules(pattern).ignores(path, is_directory=is_directory) is ignored
 
 
 def test_the_last_pattern_that_speaks_of_a_path_counts() -> None:
     rules = IgnoreRules("*.log\n!keep.log\n/logs/keep.log\n")
-    assert rules.verdict("a.log", is_directory=False) is True
-    assert rules.verdict("keep.log", is_directory=False) is False
-    assert rules.verdict("logs/keep.log", is_directory=False) is True
+    assert rules.ignores("a.log", is_directory=False) is True
+    assert rules.ignores("keep.log", is_directory=False) is False
+    assert rules.ignores("logs/keep.log", is_directory=False) is True
 
 
 def test_no_pattern_takes_long_however_it_is_made() -> None:
     rules = IgnoreRules("*a" * 140 + "b\n" + "**/x/**/y/**\n" + "?*" * 100 + "Z\n")
     began = time.thread_time()
-    assert rules.verdict("a" * 255, is_directory=False) is None
-    assert rules.verdict("/".join(["x"] * 1000), is_directory=False) is None
+    assert rules.ignores("a" * 255, is_directory=False) is None
+    assert rules.ignores("/".join(["x"] * 1000), is_directory=False) is None
     assert time.thread_time() - began < 2
 
 
 def test_what_is_beyond_the_bounds_ignores_nothing() -> None:
     rules = IgnoreRules("\n".join([f"name{n}" for n in range(600)] + ["x" * 400]))
-    assert rules.verdict("name499", is_directory=False) is True
-    assert rules.verdict("name500", is_directory=False) is None
-    assert rules.verdict("x" * 400, is_directory=False) is None
+    assert rules.ignores("name499", is_directory=False) is True
+    assert rules.ignores("name500", is_directory=False) is None
+    assert rules.ignores("x" * 400, is_directory=False) is None

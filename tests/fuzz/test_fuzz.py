@@ -208,7 +208,7 @@ def test_a_difference_says_exactly_what_changed(old, new):
 @given(st.lists(NAMES, max_size=6), NAMES)
 def test_any_ignore_file_can_be_read(patterns, name):
     rules = IgnoreRules("\n".join(map(os.fsdecode, patterns)))
-    assert rules.verdict(os.fsdecode(name), is_directory=False) in (True, False, None)
+    assert rules.ignores(os.fsdecode(name), is_directory=False) in (True, False, None)
 
 
 # --- what reaches a terminal ---

@@ -13,7 +13,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.masks import innermost, is_below
-from fumehood.core.patterns import LARGEST, MARKERS, IgnoreRules, is_skipped, lies_in_skipped
+from fumehood.core.patterns import MARKER_FILES, MAX_IGNORE_FILE_SIZE, IgnoreRules, is_skipped, lies_in_skipped
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.cache import plain_file
@@ -441,7 +441,7 @@ class _ProjectScan:
                 continue
             with Closing(directory):
                 # What marks a cache or a virtual environment does not count at the top: that is the project.
-                if path and any(stat_entry(directory, marker) for marker in MARKERS):
+                if path and any(stat_entry(directory, marker) for marker in MARKER_FILES):
                     continue
                 ignored = ignore_rules(directory, path) + above
                 with os.scandir(directory) as entries:
@@ -481,14 +481,14 @@ class _ProjectScan:
 
 def ignore_rules(directory: int, path: str) -> Ignored:
     """Return what a directory's own .gitignore says, if it has one; a long one is read in part."""
-    text = plain_file(".gitignore", directory, LARGEST)
+    text = plain_file(".gitignore", directory, MAX_IGNORE_FILE_SIZE)
     return () if text is None else ((len(path) + 1 if path else 0, IgnoreRules(os.fsdecode(text))),)
 
 
 def is_ignored(path: str, ignored: Ignored, *, is_directory: bool) -> bool:
     """Ask each .gitignore, the deepest first, until one speaks of a path."""
     for start, rules in ignored:
-        verdict = rules.verdict(path[start:], is_directory=is_directory)
-        if verdict is not None:
-            return verdict
+        answer = rules.ignores(path[start:], is_directory=is_directory)
+        if answer is not None:
+            return answer
     return False

@@ -30,7 +30,7 @@ from rq.serializers import JSONSerializer
 
 from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
 from fumehood.core.masks import HOME, is_below, is_in, make_masks
-from fumehood.core.patterns import MARKERS, is_skipped
+from fumehood.core.patterns import MARKER_FILES, is_skipped
 from fumehood.core.policy import Policy
 from fumehood.core.report import Blocked, Run, printable
 from fumehood.errors import BadRequest
@@ -549,7 +549,7 @@ class _BaseWalk:
         directory = parents.open_listing(path) if is_directory else None
         if directory is not None:
             with Closing(directory):
-                if any(stat_entry(directory, marker) is not None for marker in MARKERS):
+                if any(stat_entry(directory, marker) is not None for marker in MARKER_FILES):
                     return SKIPPED
         return SECRET if f"/{path}".endswith(_SECRET_PATHS) or _SECRET.fullmatch(name) else ""
 
