@@ -164,7 +164,7 @@ class Attendant:
     def attend(self) -> Outcome:
         """Wait for the end. The first Ctrl-C asks the command to end, the second ends it; Ctrl-Z stops all of it."""
         if self._signals is not None:
-            self._signals.hear_stops()
+            self._signals.note_stops()
         try:
             while self._exit is None:
                 try:
@@ -181,7 +181,7 @@ class Attendant:
             raise
         finally:
             if self._signals is not None:
-                self._signals.leave_stops()
+                self._signals.obey_stops()
             if self._usage_watch is not None:
                 self._limit = self._usage_watch.close() or self._limit
         self._take_over_layers(self._exit)

@@ -1,4 +1,4 @@
-"""A person's terminal: lending it to a command, taking turns to ask on it, and the signals that come from it."""
+"""A person's terminal: one like it for a command, turns to ask a question on it, and the signals that come from it."""
 
 from __future__ import annotations
 
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Self
 
+_PERSONS_TERMINAL = 0  # the descriptor of standard input
+
 
 class Terminal:
-    """A terminal for one command, as large as the person's and kept so; what is typed goes there as it is.
+    """A terminal for one command, always as large as the person's; every key that the person types goes there.
 
-    The command never holds the person's: it could type into it, change its settings, and read on after the run.
-    Use it as a context: the person's terminal is raw for that time, and afterwards as it was, whatever happened.
+    The command never gets the person's terminal: it could type into it, change its settings, and read from it after the
+    run. Use it as a context: the person's terminal is raw for that time, and gets its settings back in any case.
     """
 
-    def __init__(self, person: int = 0) -> None:
+    def __init__(self) -> None:
         import termios
 
-        self._person = person
-        self._before = termios.tcgetattr(person)
-        self._resized: Any = None
+        self._settings = termios.tcgetattr(_PERSONS_TERMINAL)
+        self._old_handler: Any = None
         self.master = self.slave = -1
 
     def __enter__(self) -> Terminal:
@@ -40,45 +41,45 @@ class Terminal:
         import tty
 
         self.master, self.slave = os.openpty()
-        termios.tcsetattr(self.slave, termios.TCSANOW, self._before)
+        termios.tcsetattr(self.slave, termios.TCSANOW, self._settings)
         self._resize()
-        self._resized = _signal.signal(_signal.SIGWINCH, self._resize)
-        tty.setraw(self._person, termios.TCSADRAIN)
+        self._old_handler = _signal.signal(_signal.SIGWINCH, self._resize)
+        tty.setraw(_PERSONS_TERMINAL, termios.TCSADRAIN)
         return self
 
     def __exit__(self, *_error: object) -> None:
-        _signal.signal(_signal.SIGWINCH, self._resized)
-        self.restore()
+        _signal.signal(_signal.SIGWINCH, self._old_handler)
+        self._restore_settings()
         os.close(self.master)
 
-    def restore(self) -> None:
-        """Return the person their terminal back."""
+    def _restore_settings(self) -> None:
+        """Give the person's terminal the settings that it had before."""
         import termios
 
-        # In the background, where this would stop us, it is somebody else's at the moment.
-        before = _signal.signal(_signal.SIGTTOU, _signal.SIG_IGN)
+        # This signal would stop us if we are in the background, where the terminal is another program's at the moment.
+        old_handler = _signal.signal(_signal.SIGTTOU, _signal.SIG_IGN)
         try:
-            termios.tcsetattr(self._person, termios.TCSADRAIN, self._before)
+            termios.tcsetattr(_PERSONS_TERMINAL, termios.TCSADRAIN, self._settings)
         except termios.error:
-            return  # it is gone
+            return  # the terminal is gone
         finally:
-            _signal.signal(_signal.SIGTTOU, before)
+            _signal.signal(_signal.SIGTTOU, old_handler)
 
     def _resize(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
-        """Make it as large as the person's; the kernel tells the command."""
+        """Make the command's terminal as large as the person's; the kernel tells the command."""
         import termios
 
         try:
-            size = fcntl.ioctl(self._person, termios.TIOCGWINSZ, bytes(8))
+            size = fcntl.ioctl(_PERSONS_TERMINAL, termios.TIOCGWINSZ, bytes(8))
             fcntl.ioctl(self.master, termios.TIOCSWINSZ, size)
         except OSError:
-            return  # one of the two is gone
+            return  # one of the two terminals is gone
 
 
 class ProgramTerminal:
-    """A terminal for one command that a program drives; it has the size that the program says, also before it is there.
+    """A terminal for one command that a program drives; the program may set its size, even before it is open.
 
-    Use it as a context, in whichever thread; the size may be changed from another.
+    Use it as a context, in any thread; another thread may change the size.
     """
 
     def __init__(self, columns: int, rows: int) -> None:
@@ -98,7 +99,7 @@ class ProgramTerminal:
             self.master = -1
 
     def resize(self, columns: int, rows: int) -> None:
-        """Make it another size; the kernel tells the command."""
+        """Set the size; the kernel tells the command."""
         with self._lock:
             self._size = columns, rows
             if self.master >= 0:
@@ -110,20 +111,20 @@ class ProgramTerminal:
 
 # One question at a time on a terminal, whichever process asks it.
 #
-# Two that ask at once would share the keys, and a yes to one could reach the other. So whoever asks holds a lock on the
-# terminal's own device; one that dies lets go of it. `/dev/tty` is one file for all terminals, so the device behind it
-# is locked. Where that can't be opened (a person who became another by `su`), it is a file of our own, named by the
-# device: then root and that person do not wait for each other.
+# Two processes that ask at once would share the keys, and a yes to one question could reach the other process. So a
+# process locks the terminal's device while it asks; if the process dies, the lock is free. `/dev/tty` is one file for
+# all terminals, so the device behind it is locked. If that can't be opened (a person became another user by `su`), a
+# file of our own is locked, named after the device: then root and that user do not wait for each other.
 
 _TIOCGDEV = 0x80045432  # <asm-generic/ioctls.h>: the real device, also behind /dev/tty
-_LOOK_MS = 50
+_RETRY_MS = 50
 
 
 class TerminalTurn:
-    """The right to ask on a terminal, for a `with` block; `locks` is our own directory of lock files."""
+    """The right to ask on a terminal, for a `with` block; `lock_directory` is our own."""
 
-    def __init__(self, tty: int, locks: str) -> None:
-        self._lock = Lock(_lock_file(tty, locks))
+    def __init__(self, tty: int, lock_directory: str) -> None:
+        self._lock = Lock(_open_lock_file(tty, lock_directory))
 
     def __enter__(self) -> Self:
         return self
@@ -132,7 +133,7 @@ class TerminalTurn:
         self._lock.close()
 
     def wait(self, closed: int | None = None, seconds: float | None = None) -> bool:
-        """Wait until it is ours; False if `closed` hangs up, or the time is over, before that."""
+        """Wait for the turn; return False if `closed` hangs up, or the time is over, before that."""
         deadline = None if seconds is None else time.monotonic() + seconds
         poll = select.poll()
         if closed is not None:
@@ -145,18 +146,18 @@ class TerminalTurn:
                     return False
             else:
                 return True
-            if poll.poll(_LOOK_MS):
+            if poll.poll(_RETRY_MS):
                 return False
 
 
-def _lock_file(tty: int, locks: str) -> int:
-    """Open what is locked for a terminal."""
+def _open_lock_file(tty: int, lock_directory: str) -> int:
+    """Open the file whose lock stands for a terminal."""
     number = int.from_bytes(fcntl.ioctl(tty, _TIOCGDEV, bytes(4)), sys.byteorder)
     major, minor = (number >> 8) & 0xFFF, (number & 0xFF) | ((number >> 12) & 0xFFF00)
     try:
         path = "/dev/" + os.path.basename(os.readlink(f"/sys/dev/char/{major}:{minor}"))
     except OSError:
-        path = f"/dev/pts/{minor}"  # those of windows are not in /sys
+        path = f"/dev/pts/{minor}"  # a terminal of a window, which is not in /sys
     try:
         file = os.open(path, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
         if os.fstat(file).st_rdev == os.makedev(major, minor):
@@ -165,75 +166,79 @@ def _lock_file(tty: int, locks: str) -> int:
     except OSError:
         pass  # not ours to open
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.open(f"{locks}/terminal-{major}-{minor}", flags, 0o600)
+    return os.open(f"{lock_directory}/terminal-{major}-{minor}", flags, 0o600)
 
 
-# Requests to end a command that come to `fumehood run` as signals.
+# Signals that ask `fumehood run` to end its command.
 #
-# Before the command starts they end Fumehood. From then on until its report is told they are only noted, and seen by
-# whoever attends the command: raised anywhere else, they would lose what it wrote, or its report.
+# Before the command starts, they end Fumehood. From then on, until the run is reported, they are only noted, and read
+# by the loop that attends the command: if they were raised anywhere else, the command's changes or its report would be
+# lost.
 
 NAMES = {_signal.SIGINT: "SIGINT", _signal.SIGTERM: "SIGTERM", _signal.SIGHUP: "SIGHUP", _signal.SIGQUIT: "SIGQUIT"}
-INTERRUPT: int = _signal.SIGINT
 
-_when_resumed: list[Callable[[], object]] = []
-
-
-def hear_resuming() -> None:
-    """Have whoever asked for it told when the process goes on after Ctrl-Z; only the main thread can ask for that."""
-    _signal.signal(_signal.SIGCONT, lambda *_: [tell() for tell in tuple(_when_resumed)])
+_resume_listeners: list[Callable[[], object]] = []
 
 
-def tell_when_resumed(tell: Callable[[], object]) -> Callable[[], None]:
-    """Have a function called then, by the main thread; returns what ends it."""
-    _when_resumed.append(tell)
-    return lambda: _when_resumed.remove(tell)
+def watch_for_resume() -> None:
+    """Call the listeners when the process goes on after Ctrl-Z; only the main thread can set this up."""
+    _signal.signal(_signal.SIGCONT, lambda *_: [listener() for listener in tuple(_resume_listeners)])
 
 
-def leave_resuming_to_main() -> None:
-    """Let no such signal come to this thread: Python would note it, and the main thread would sleep on."""
+def add_resume_listener(listener: Callable[[], object]) -> Callable[[], None]:
+    """Have the main thread call a function when the process goes on; return a function that ends this."""
+    _resume_listeners.append(listener)
+    return lambda: _resume_listeners.remove(listener)
+
+
+def block_resume_signal() -> None:
+    """Keep the signal from this thread: Python would note it here, and the main thread would sleep on."""
     _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCONT,))
 
 
 class Signals:
-    """Signals of the main thread, from the start of a command line to the end of the process."""
+    """The signals of the main thread, from the start of a command line to the end of the process.
+
+    `may_be_typed`: Ctrl-C may come from a person at the terminal. `is_interrupt_an_end`: Ctrl-C is a normal end of the
+    command, because the sender knows that the work is done.
+    """
 
     def __init__(self, *, may_be_typed: bool, is_interrupt_an_end: bool = False) -> None:
         self._may_be_typed = may_be_typed
-        self._is_interrupt_an_end = is_interrupt_an_end  # it comes from who knows that the work is done
-        self._raises = True
-        self._from_s = 0.0  # by the processor's time that we took
-        self._reading = self._writing = -1
-        self.is_stop_asked = False  # by Ctrl-Z, while somebody hears it
-        hear_resuming()  # a question may be asked by another thread
-        # What `nohup` had ignored stays so.
+        self._is_interrupt_an_end = is_interrupt_an_end
+        self._raises = True  # KeyboardInterrupt
+        self._raises_from_s = 0.0  # on the clock of our own processor time
+        self._read_end = self._write_end = -1
+        self.is_stop_asked = False  # by Ctrl-Z, while that is noted
+        watch_for_resume()  # a question may be asked by another thread
+        # What `nohup` made us ignore stays ignored.
         for number in NAMES:
             if _signal.getsignal(number) != _signal.SIG_IGN:
-                _signal.signal(number, self._heard)
+                _signal.signal(number, self._handle)
 
-    def _heard(self, _number: int, _frame: object) -> None:
+    def _handle(self, _number: int, _frame: object) -> None:
         try:
-            is_end = self._raises and time.process_time() >= self._from_s
+            is_raised = self._raises and time.process_time() >= self._raises_from_s
         except RecursionError:
-            return  # they come quicker than they are heard, each while the one before is
-        if is_end:
-            self._raises = False  # once: nothing is to be cut short that follows from it
+            return  # signals come faster than this handles them, each while the one before is handled
+        if is_raised:
+            self._raises = False  # only once: what follows from it must not be cut short
             raise KeyboardInterrupt
 
     def note(self) -> None:
-        """From now on, only take note; what waits is read by `drain`."""
-        if self._reading < 0:
-            self._reading, self._writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-            _signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
+        """From now on, only note signals; `drain` returns them."""
+        if self._read_end < 0:
+            self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            _signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         self._raises = False
 
-    def interrupt_again(self, *, after_s: float = 0.0) -> None:
-        """Let them end Fumehood as before, for nothing is running; those before so much work are only noted."""
-        self._from_s = time.process_time() + after_s
+    def raise_again(self, *, after_s: float = 0.0) -> None:
+        """Let signals end Fumehood again, because no command runs; for so much processor time, still only note them."""
+        self._raises_from_s = time.process_time() + after_s
         self._raises = True
 
-    def hear_stops(self) -> None:
-        """Only note Ctrl-Z too, from now on: whoever attends a command stops that first, or it goes on unattended."""
+    def note_stops(self) -> None:
+        """From now on, only note Ctrl-Z too: the command must be stopped before us, or it would go on unattended."""
         if _signal.getsignal(_signal.SIGTSTP) == _signal.SIG_DFL:
             _signal.signal(_signal.SIGTSTP, self._note_stop)
 
@@ -241,37 +246,37 @@ class Signals:
         self.is_stop_asked = True
 
     def stop(self) -> None:
-        """Stop this process as Ctrl-Z does; returns when it goes on, and at once where nobody could have it go on."""
+        """Stop this process as Ctrl-Z does; return when it goes on, and at once if nobody could make it go on."""
         self.is_stop_asked = False
-        before = _signal.signal(_signal.SIGTSTP, _signal.SIG_DFL)
+        old_handler = _signal.signal(_signal.SIGTSTP, _signal.SIG_DFL)
         _signal.raise_signal(_signal.SIGTSTP)
-        _signal.signal(_signal.SIGTSTP, before)
+        _signal.signal(_signal.SIGTSTP, old_handler)
 
-    def leave_stops(self) -> None:
-        """Let Ctrl-Z stop this process as it does any."""
+    def obey_stops(self) -> None:
+        """Let Ctrl-Z stop this process at once again, as it stops any; do now what was noted."""
         if _signal.getsignal(_signal.SIGTSTP) == self._note_stop:
             _signal.signal(_signal.SIGTSTP, _signal.SIG_DFL)
             if self.is_stop_asked:
                 self.stop()
 
     def fileno(self) -> int:
-        """The descriptor to poll; there is one once they are noted."""
-        return self._reading
+        """The descriptor to poll; -1 before the first `note`."""
+        return self._read_end
 
     def drain(self) -> list[int]:
-        """Return the signals that were noted since."""
+        """Return the signals that were noted since the last call."""
         try:
-            return [number for number in os.read(self._reading, 64) if number in NAMES]
+            return [number for number in os.read(self._read_end, 64) if number in NAMES]
         except BlockingIOError:
             return []
 
-    def sent(self, numbers: Sequence[int]) -> list[str]:
-        """Return the names of those signals that are no Ctrl-C of a person at their terminal, nor like one."""
-        is_typed = self._is_interrupt_an_end
-        if self._may_be_typed and not is_typed:
+    def sent_names(self, numbers: Sequence[int]) -> list[str]:
+        """Return the names of these signals, without a Ctrl-C that is a person's own, or a normal end."""
+        is_own_interrupt = self._is_interrupt_an_end
+        if self._may_be_typed and not is_own_interrupt:
             try:
                 with Closing(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)) as terminal:
-                    is_typed = os.tcgetpgrp(terminal) == os.getpgrp()
+                    is_own_interrupt = os.tcgetpgrp(terminal) == os.getpgrp()
             except OSError:
-                is_typed = False  # there is none
-        return [NAMES[number] for number in numbers if not (is_typed and number == INTERRUPT)]
+                is_own_interrupt = False  # there is no terminal
+        return [NAMES[number] for number in numbers if not (is_own_interrupt and number == _signal.SIGINT)]

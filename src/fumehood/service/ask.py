@@ -28,7 +28,7 @@ from fumehood.core.wording import Item
 from fumehood.errors import RAISED_BY, BadRequest
 from fumehood.linux.libc import InterruptsHeld, read_all, remove_file
 from fumehood.linux.lock import Lock
-from fumehood.linux.terminal import leave_resuming_to_main
+from fumehood.linux.terminal import block_resume_signal
 from fumehood.store.places import ID_LENGTH, Places, make_private, new_id
 
 TYPE_CHECKING = False
@@ -125,7 +125,7 @@ class Asked:
         """Have a thread wait for the answer. Once the question is settled, `end` lets it go, and then comes `after`."""
 
         def run() -> None:
-            leave_resuming_to_main()
+            block_resume_signal()
             work()
 
         thread = threading.Thread(target=run, name=name, daemon=True)

@@ -461,7 +461,7 @@ class Attempt:
     def _cut_short_by(self, outcome: Outcome) -> str:
         """Return what ended a command that did not end by itself, nor by a person at their terminal."""
         caller = self.caller
-        signals = () if caller.signals is None else caller.signals.sent(outcome.signals)
+        signals = () if caller.signals is None else caller.signals.sent_names(outcome.signals)
         if outcome.raised or (caller.is_agents_terminal and outcome.exit.status == _CTRL_C_STATUS):
             signals = (*signals, "SIGINT")
         if outcome.exit.killed_by:

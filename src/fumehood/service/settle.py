@@ -293,7 +293,7 @@ class InterruptibleScan:
 
     def __enter__(self) -> None:
         if self._signals is not None:
-            self._signals.interrupt_again(after_s=_LONG_S)
+            self._signals.raise_again(after_s=_LONG_S)
         self._interrupts.let_in()
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:

@@ -174,7 +174,7 @@ def main(arguments: Sequence[str], variant: RunVariant | None = None) -> int:
         return code
     _report(run, options, brief)
     try:
-        signals.interrupt_again()
+        signals.raise_again()
         cleaned = clean_up()
         if brief is not None:
             brief.print_notices(cleaned.splitlines())

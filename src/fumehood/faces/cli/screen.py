@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from fumehood.core import questions
 from fumehood.core.report import printable
 from fumehood.core.wording import WIDTH, fit_columns, format_elapsed
-from fumehood.linux.terminal import TerminalTurn, hear_resuming, tell_when_resumed
+from fumehood.linux.terminal import TerminalTurn, add_resume_listener, watch_for_resume
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -369,10 +369,10 @@ class AtTerminal:
             asked.answer(None)
             return
         if threading.current_thread() is threading.main_thread():
-            hear_resuming()
+            watch_for_resume()
         closed, closing = os.pipe()
         resumed, resuming = os.pipe2(os.O_NONBLOCK)
-        stop_hearing = tell_when_resumed(lambda: os.write(resuming, b"."))
+        stop_hearing = add_resume_listener(lambda: os.write(resuming, b"."))
         deadline = time.monotonic() + asked.seconds
 
         def close_all() -> None:
