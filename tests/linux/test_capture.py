@@ -360,7 +360,7 @@ def test_a_copy_finds_them_where_a_layer_can_have_no_marks(
     def refuse(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "Operation not supported")
 
-    monkeypatch.setattr(capture_copy, "keeps_attributes", lambda _place: False)
+    monkeypatch.setattr(capture_copy, "has_user_attributes", lambda _place: False)
     monkeypatch.setattr(capture_copy, "set_opaque", refuse)
     test_every_way_finds_the_same_changes(TOGETHER, way, hood, project, test_directory)
 

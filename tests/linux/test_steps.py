@@ -179,7 +179,7 @@ def test_what_a_person_changed_is_not_out_of_its_place_for_a_moment(hand, monkey
     swap(hand)
     changes = hand.changes()
     edited(hand.live)
-    for name in ("exchanged", "renameat2"):
+    for name in ("try_exchange", "renameat2"):
         monkeypatch.setattr(steps.libc, name, lambda *_: pytest.fail("it was touched"))
     applied(hand, changes)
     assert [change.verdict for change in changes] == [c.CONFLICT]
@@ -204,7 +204,7 @@ def test_what_a_person_saves_while_a_swap_is_taken_back_stays_in_the_project(han
         monkeypatch.setattr(steps.libc, name, acting)
 
     after_a_save("renameat2")
-    after_a_save("exchanged")
+    after_a_save("try_exchange")
     if way == "plainly":
         assert hand.sides.swap_plainly([step], 0, [], even_open=False) == 0
     else:

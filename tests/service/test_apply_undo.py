@@ -812,7 +812,7 @@ def test_an_apply_that_was_taken_back_leaves_read_only_files_as_they_are(sandbox
     for _ in range(2):
         with monkeypatch.context() as patch:
             patch.setattr(libc, "renameat2", refuse_z)
-            patch.setattr(libc, "exchanged", lambda *_directories: False)  # leaves it to the other
+            patch.setattr(libc, "try_exchange", lambda *_directories: False)  # leaves it to the other
             with pytest.raises(ApplyFailed):
                 sandbox.apply(run)
         assert snapshot(project) == before

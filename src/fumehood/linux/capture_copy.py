@@ -27,7 +27,7 @@ from fumehood.linux.layer import (
     remove_overlay_marks,
     set_opaque,
 )
-from fumehood.linux.libc import Closable, Closing, Descriptors, keeps_attributes
+from fumehood.linux.libc import Closable, Closing, Descriptors, has_user_attributes
 from fumehood.linux.nofollow import LISTING, AccessibleTree, is_whiteout, join, open_below, open_top, set_mode, split
 
 TYPE_CHECKING = False
@@ -189,7 +189,7 @@ class _Comparison(Closable):
         self._originals = LayerStack(self._tops[2:])
         # The directories that the layer has, with the modes that they get at the end.
         self._modes: dict[str, int] = {"": stat.S_IMODE(os.fstat(self._copy.top).st_mode)}
-        self._can_mark = keeps_attributes(layer.upper)
+        self._can_mark = has_user_attributes(layer.upper)
 
     def close(self) -> None:
         self._originals.close()

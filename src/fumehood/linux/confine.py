@@ -127,9 +127,9 @@ def set_limits(wanted: tuple[tuple[int, int], ...], *, count_processes: bool) ->
     """
     for number, value in wanted:
         if number != _NPROC or count_processes:
-            libc.lower_limit(number, value, at_once=number == _CORE)
+            libc.lower_limit(number, value, sets_soft=number == _CORE)
     # Signals that wait, and timers, are counted for each user whatever the namespace: the person's programs need some.
-    libc.lower_limit_to_part(_SIGPENDING, _PARTS)
+    libc.divide_limit(_SIGPENDING, _PARTS)
 
 
 def end_first() -> None:

@@ -209,7 +209,7 @@ def _overlay_barrier(refused: str, machine: Host, state_dir: str) -> tuple[str, 
     if refused.startswith("making namespaces") or setting(RESTRICTED) == "1":
         return barrier(refused, machine)
     kind = file_system_kind(state_dir)
-    if (refused.startswith("mounting") and kind.startswith(_NO_LAYERS)) or not libc.keeps_attributes(state_dir):
+    if (refused.startswith("mounting") and kind.startswith(_NO_LAYERS)) or not libc.has_user_attributes(state_dir):
         reason = f"{state_dir} is on {kind}, which can't hold layers ({refused})"
         if machine.container in ("docker", "podman"):
             return reason, f"{machine.container} run -v fumehood:{shlex.quote(state_dir)} …"

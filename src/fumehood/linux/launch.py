@@ -194,7 +194,7 @@ def become_sandbox(plan: Plan, streams: Streams, link: ParentLink, preparation: 
         for step in _set_up_steps(plan, channel, network, preparation):  # noqa: B007 - reported below if it fails
             pass
         step = f"starting {plan.arguments[0]}"
-        libc.end_with(link.parent, _KILL)
+        libc.end_with_parent(link.parent, _KILL)
         libc.default_signals()
         wanted = {} if init_file < 0 else {bwrap.INIT_FD: init_file, bwrap.GATE_FD: gate}
         if plan.listens_inside:
@@ -493,7 +493,7 @@ def fork_sandbox(child: Callable[[ParentLink], NoReturn]) -> RunningSandbox:
         descriptors.append(_make_gate())
         status, status_end, report, report_end, gate = descriptors
         link = ParentLink(parent=os.getpid(), status=status_end, report=report_end, gate=gate)
-        process = libc.fork()
+        process = libc.fork_without_locks()
     except OSError:
         descriptors.close()
         raise

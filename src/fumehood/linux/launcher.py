@@ -37,7 +37,7 @@ class Launcher:
         import subprocess
 
         self.owner = os.getpid()
-        self._lock = libc.lock()
+        self._lock = libc.fork_safe_lock()
         self._socket, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         try:
             self._process = subprocess.Popen(
@@ -142,7 +142,7 @@ class RemoteSandbox:
 
 
 _shared: Launcher | None = None
-_shared_lock = libc.lock()
+_shared_lock = libc.fork_safe_lock()
 
 
 def shared() -> Launcher:
@@ -223,7 +223,7 @@ class _SpareProcess:
         self._orders.close()
         for sandbox in self._running:
             sandbox.release_mounts()
-        libc.end_with(link.parent, _SIGKILL)
+        libc.end_with_parent(link.parent, _SIGKILL)
         preparation = launch.prepare(_load_plan(self._last_plan))
         order = _receive_message(waiting)
         if order is None or len(order[1]) < 3:

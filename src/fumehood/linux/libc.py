@@ -1,4 +1,7 @@
-"""The system calls that Python lacks, each raising OSError with the path it was about."""
+"""Close to the kernel: system calls that Python lacks, held signals, locks and forks, descriptors, small files.
+
+A system call that fails raises OSError with the path that it was about.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, Self
 else:
-    # These alone of `ctypes`, which makes forty such classes, and more, before it can be used.
+    # Not from `ctypes`: it makes forty such classes, and more, when it is imported.
     c_char, c_char_p, c_int, c_long, c_uint, c_ulong, c_void_p = (
         type(_ctypes._SimpleCData)(f"c_{code}", (_ctypes._SimpleCData,), {"_type_": code}) for code in "czilILP"
     )
@@ -27,7 +30,7 @@ CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER, CLONE_NEWNET = 0x20000, 0x8000000, 0x1
 MS_PRIVATE, MS_REC, MS_BIND, MS_REMOUNT, MNT_DETACH = 1 << 18, 0x4000, 0x1000, 32, 2
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_NODIRATIME, MS_RELATIME = 1, 2, 4, 8, 1024, 2048, 1 << 21
 RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
-NO_MOVE = "the file system can't move it"  # a directory of a container's image, for example
+_CANT_MOVE = "the file system can't move it"  # a directory of a container's image, for example
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 2, 4, 8, 16
 
@@ -83,7 +86,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(namespace: int, kind: int) -> None:
-    """Move this process into a namespace that a descriptor names."""
+    """Move this process into the namespace of an open descriptor."""
     _check(_libc.setns(namespace, kind), "setns")
 
 
@@ -102,10 +105,10 @@ def prctl(option: int, value: int) -> None:
     _check(_libc.prctl(option, value, 0, 0, 0), "prctl")
 
 
-def end_with(parent: int, number: int) -> None:
-    """Have this process sent a signal when the one that forked it ends; end at once where it has ended already.
+def end_with_parent(parent: int, number: int) -> None:
+    """Have the kernel send this process a signal when its parent ends; end at once if the parent has ended already.
 
-    Change of rights, such as entering a user namespace, takes that back: it comes after those.
+    A change of rights, such as entering a user namespace, undoes this: call it after that.
     """
     prctl(PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
@@ -116,32 +119,32 @@ def renameat2(old_dir: int, old: bytes, new_dir: int, new: bytes, flags: int) ->
     """Rename between two directories: exchange the two, or refuse to replace."""
     if _libc.renameat2(old_dir, old, new_dir, new, flags):
         number = _ctypes.get_errno()
-        reason = NO_MOVE if number == errno.EXDEV else os.strerror(number)
+        reason = _CANT_MOVE if number == errno.EXDEV else os.strerror(number)
         raise OSError(number, reason, old, None, new)
 
 
-def exchanged(one: int, other: int, name: bytes) -> bool:
-    """Swap the entries that two directories have at a name; return False if that could not be done."""
-    return bool(_libc.renameat2(one, name, other, name, RENAME_EXCHANGE) == 0)
+def try_exchange(first_directory: int, second_directory: int, name: bytes) -> bool:
+    """Swap the entries that two directories have at a name; return False if that is not possible."""
+    return bool(_libc.renameat2(first_directory, name, second_directory, name, RENAME_EXCHANGE) == 0)
 
 
-def _packed(*numbers: int) -> bytes:
-    """Return a structure of numbers of 64 bits, as the kernel reads it."""
+def _pack_u64(*numbers: int) -> bytes:
+    """Return a structure of 64-bit numbers, as the kernel reads it."""
     return b"".join(number.to_bytes(8, sys.byteorder) for number in numbers)
 
 
 def openat2(directory: int, path: bytes, flags: int, resolve: int) -> int:
-    """Open a path below a directory descriptor under rules of resolution; returns a descriptor."""
-    how = _packed(flags | os.O_CLOEXEC, 0, resolve)
+    """Open a path below a directory descriptor, under rules for symlinks; return a descriptor."""
+    how = _pack_u64(flags | os.O_CLOEXEC, 0, resolve)
     return _check(_libc.syscall(_SYS_OPENAT2, directory, path, how, len(how)), path)
 
 
-def unmount_watch(places: Iterable[bytes]) -> int:
-    """Return a descriptor by which is told when file systems are gone for everybody; it does not keep them."""
+def watch_unmounts(paths: Iterable[bytes]) -> int:
+    """Return a descriptor that tells when file systems are unmounted everywhere; it does not keep them mounted."""
     watch = _check(_libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK), "inotify")
     try:
-        for place in places:
-            _check(_libc.inotify_add_watch(watch, place, _IN_DELETE_SELF), place)  # and that it is unmounted, always
+        for path in paths:
+            _check(_libc.inotify_add_watch(watch, path, _IN_DELETE_SELF), path)  # _IN_UNMOUNT comes in any case
     except OSError:
         os.close(watch)
         raise
@@ -149,54 +152,58 @@ def unmount_watch(places: Iterable[bytes]) -> int:
 
 
 def count_unmounted(watch: int) -> int:
-    """Return how many of them have gone since this was asked last."""
+    """Return how many file systems were unmounted since the last call."""
     try:
         events = os.read(watch, 1 << 16)
     except BlockingIOError:
         return 0
-    # Each is of four numbers, and nothing else: a directory that is watched itself has no name.
+    # Each event is four numbers and nothing else: an event of a watched directory itself has no name.
     masks = (int.from_bytes(events[at + 4 : at + 8], sys.byteorder) for at in range(0, len(events), 16))
     return sum(1 for mask in masks if mask & _IN_UNMOUNT)
 
 
-def reconfigure(place: int) -> None:
-    """Mount the file system of a place anew, as it is: it forgets all that it has looked up and nobody uses."""
+def refresh_file_system(descriptor: int) -> None:
+    """Make the file system of a descriptor forget the entries that it has looked up and that nobody uses.
+
+    This configures it anew, as it is.
+    """
     flags = _FSPICK_CLOEXEC | _FSPICK_EMPTY_PATH
-    with Closing(_check(_libc.syscall(_SYS_FSPICK, place, b"", flags), "fspick")) as context:
+    with Closing(_check(_libc.syscall(_SYS_FSPICK, descriptor, b"", flags), "fspick")) as context:
         _check(_libc.syscall(_SYS_FSCONFIG, context, _FSCONFIG_RECONFIGURE, None, None, 0), "fsconfig")
 
 
 def landlock_version() -> int:
-    """Return the version of the interface that this kernel has; less than one is none."""
+    """Return the version of Landlock's interface that this kernel has; less than 1 if it has none."""
     return int(_libc.syscall(_SYS_CREATE_RULESET, None, 0, _LANDLOCK_VERSION))
 
 
 def scope_abstract_sockets() -> None:
-    """Keep this process, and all it starts, from abstract sockets that it, or they, did not make.
+    """Keep this process, and all that it starts, from abstract sockets that none of them made.
 
-    Only where the guard does not: on top of this ruleset, its own would deny every move to another directory.
+    Only if the guard does not do it: on top of this ruleset, the guard's own would deny every move to another
+    directory.
     """
-    wanted = _packed(0, 0, _SCOPE_ABSTRACT_SOCKETS)
-    ruleset = _check(_libc.syscall(_SYS_CREATE_RULESET, wanted, len(wanted), 0), "landlock")
+    attributes = _pack_u64(0, 0, _SCOPE_ABSTRACT_SOCKETS)
+    ruleset = _check(_libc.syscall(_SYS_CREATE_RULESET, attributes, len(attributes), 0), "landlock")
     prctl(_PR_SET_NO_NEW_PRIVS, 1)
     _check(_libc.syscall(_SYS_RESTRICT_SELF, ruleset, 0), "landlock")
     os.close(ruleset)
 
 
 def tee(source: int, sink: int, size: int, flags: int) -> int:
-    """Copy what waits in one pipe to another, and leave it there; returns how much."""
+    """Copy data that waits in one pipe to another, and leave it in the first; return the number of bytes."""
     return _check(_libc.tee(source, sink, c_ulong(size), flags), "tee")
 
 
 def peek(source: int, size: int) -> bytes:
-    """Return what waits at a socket, and leave it there."""
+    """Return data that waits in a socket, and leave it there."""
     answer = (c_char * size)()
     length = _check(_libc.recv(source, answer, c_ulong(size), _MSG_PEEK | _MSG_DONTWAIT), "recv")
     return answer.raw[:length]
 
 
-def born_ns(path: bytes) -> int:
-    """Return when a directory was made, in nanoseconds; 0 where the file system, or the C library, can't tell."""
+def birth_time_ns(path: bytes) -> int:
+    """Return when a directory was made, in nanoseconds; 0 if the file system, or the C library, can't tell."""
     statx = getattr(_libc, "statx", None)
     answer = (c_char * _STATX_SIZE)()
     if statx is None or statx(_AT_FDCWD, path, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, answer):
@@ -214,28 +221,28 @@ def is_overlay(path: bytes) -> bool:
     return int.from_bytes(answer.raw[0:4], "little") == _OVERLAY_MAGIC
 
 
-def lower_limit(number: int, value: int, *, at_once: bool = False) -> None:
-    """Lower a resource limit of this process for good; one that is lower already stays.
+def lower_limit(number: int, value: int, *, sets_soft: bool = False) -> None:
+    """Lower a resource limit of this process for good; a limit that is lower already stays.
 
-    What holds for now may be lower than what is allowed; `at_once` makes the two the same.
+    The soft limit, which is in force, may be lower than the hard one; `sets_soft` makes the two the same.
     """
-    pair = (c_ulong * 2)()
-    _check(_libc.getrlimit(number, pair), "getrlimit")
-    pair[1] = min(pair[1], value)
-    pair[0] = pair[1] if at_once else min(pair[0], value)
-    _check(_libc.setrlimit(number, pair), "setrlimit")
+    soft_and_hard = (c_ulong * 2)()
+    _check(_libc.getrlimit(number, soft_and_hard), "getrlimit")
+    soft_and_hard[1] = min(soft_and_hard[1], value)
+    soft_and_hard[0] = soft_and_hard[1] if sets_soft else min(soft_and_hard[0], value)
+    _check(_libc.setrlimit(number, soft_and_hard), "setrlimit")
 
 
-def lower_limit_to_part(number: int, part: int) -> None:
-    """Lower a resource limit of this process, for good, to one of so many parts of what it is."""
-    pair = (c_ulong * 2)()
-    _check(_libc.getrlimit(number, pair), "getrlimit")
-    pair[0] = pair[1] = pair[0] // part
-    _check(_libc.setrlimit(number, pair), "setrlimit")
+def divide_limit(number: int, divisor: int) -> None:
+    """Lower a resource limit of this process, for good, to a part of what is in force."""
+    soft_and_hard = (c_ulong * 2)()
+    _check(_libc.getrlimit(number, soft_and_hard), "getrlimit")
+    soft_and_hard[0] = soft_and_hard[1] = soft_and_hard[0] // divisor
+    _check(_libc.setrlimit(number, soft_and_hard), "setrlimit")
 
 
 def default_signals() -> None:
-    """Return the next program the signals it expects: Python ignores two of them, and some may be held."""
+    """Restore what the next program expects of signals: Python ignores two of them, and some may be held."""
     for number in (_SIGPIPE, _SIGXFSZ):
         _libc.signal(number, None)
     _libc.pthread_sigmask(_SIG_SETMASK, (c_ulong * 16)(), None)
@@ -244,35 +251,35 @@ def default_signals() -> None:
 class InterruptsHeld:
     """Keeps Ctrl-C and SIGTERM pending for a while, so that bookkeeping is never cut in half.
 
-    In a program with threads they come to another one, and Python calls the main thread's handler all the same: that
-    one is replaced meanwhile. Nor does it look for garbage: the records of many thousand changes are none, and it costs
-    a fifth.
+    If the program has threads, the signals come to another thread, and Python still calls the handler of the main
+    thread: so the handler is replaced meanwhile. Garbage collection is off too: the records of many thousand changes
+    are not garbage, and looking through them costs a fifth of the time.
     """
 
     def __init__(self) -> None:
-        self._before: Any = (c_ulong * 16)()
-        self._process = os.getpid()
+        self._old_mask: Any = (c_ulong * 16)()
+        self._pid = os.getpid()
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
-        self._came: list[int] = []
-        self._collects = False
+        self._noted: list[int] = []
+        self._collected_garbage = False
 
     def __enter__(self) -> InterruptsHeld:
-        _libc.pthread_sigmask(_SIG_BLOCK, None, self._before)
+        _libc.pthread_sigmask(_SIG_BLOCK, None, self._old_mask)
         self.hold()
-        self._collects = gc.isenabled()
+        self._collected_garbage = gc.isenabled()
         gc.disable()
         return self
 
-    def let_in(self) -> None:
-        """Let them in again until `hold`: nothing is half done that they could cut."""
-        _libc.pthread_sigmask(_SIG_SETMASK, self._before, None)
+    def release(self) -> None:
+        """Let the signals through until `hold`: nothing is half done that they could cut."""
+        _libc.pthread_sigmask(_SIG_SETMASK, self._old_mask, None)
         while self._handlers:
             _signal.signal(*self._handlers.popitem())
-        while self._came:
-            _signal.raise_signal(self._came.pop())
+        while self._noted:
+            _signal.raise_signal(self._noted.pop())
 
     def hold(self) -> None:
-        """Keep them pending from here on."""
+        """Keep the signals pending from now on."""
         for number in (_SIGINT, _SIGTERM):
             handler = _signal.getsignal(number)
             if not callable(handler) or number in self._handlers:
@@ -280,83 +287,83 @@ class InterruptsHeld:
             self._handlers[number] = handler
             try:
                 _signal.signal(number, self._note)
-            except ValueError:  # not the main thread, and only that one calls a handler
+            except ValueError:  # this is not the main thread, and only that one calls handlers
                 del self._handlers[number]
-        held = (c_ulong * 16)()
-        held[0] = 1 << (_SIGINT - 1) | 1 << (_SIGTERM - 1)
-        _libc.pthread_sigmask(_SIG_BLOCK, held, None)
+        mask = (c_ulong * 16)()
+        mask[0] = 1 << (_SIGINT - 1) | 1 << (_SIGTERM - 1)
+        _libc.pthread_sigmask(_SIG_BLOCK, mask, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() == self._process:
-            self._came.append(number)
+        if os.getpid() == self._pid:
+            self._noted.append(number)
         else:  # forked meanwhile, by another thread
             self._handlers[number](number, frame)
 
     def __exit__(self, *_error: object) -> None:
-        if self._collects:
+        if self._collected_garbage:
             gc.enable()
-        self.let_in()
+        self.release()
 
 
-# What a fork of this process waits for. What another thread was doing then, nobody would end in the child.
-_locks: set[Any] = set()
-_taken: list[Any] = []
-before_forks: list[Callable[[], object]] = []  # called when nobody else is at work, and only then
-_FORK_WAITS_S, _AT_ONCE_S = 5.0, 0.02  # after the first, the child is left to its luck
-_becomes_another = False
+# Locks that a fork of this process waits for: in the child, nobody would end what another thread was doing.
+_locks: set[Any] = set()  # weak references
+_locks_held_for_fork: list[Any] = []
+before_forks: list[Callable[[], object]] = []  # called once all locks are held, so that no other thread is at work
+_FORK_WAIT_S, _LOCK_WAIT_S = 5.0, 0.02  # for all locks, and for one; after the first, the child is left to its luck
+_skips_locks = False
 
 
-def lock() -> Any:
+def fork_safe_lock() -> Any:
     """Make a lock that a fork of this process waits for."""
-    made = _thread.RLock()
-    _locks.add(_weakref.ref(made, _locks.discard))
-    return made
+    lock = _thread.RLock()
+    _locks.add(_weakref.ref(lock, _locks.discard))
+    return lock
 
 
-def fork() -> int:
-    """Fork a child that becomes another program at once: it uses nothing of ours, so nothing is waited for."""
-    global _becomes_another
-    _becomes_another = True
+def fork_without_locks() -> int:
+    """Fork a child that becomes another program at once: it uses none of the locks, so they are not waited for."""
+    global _skips_locks
+    _skips_locks = True
     try:
         return os.fork()
     finally:
-        _becomes_another = False
+        _skips_locks = False
 
 
-def _take_locks() -> None:
-    tries = 0 if _becomes_another else int(_FORK_WAITS_S / _AT_ONCE_S)
+def _hold_locks() -> None:
+    tries = 0 if _skips_locks else int(_FORK_WAIT_S / _LOCK_WAIT_S)
     while tries:
-        if _all_taken():
+        if _try_hold_locks():
             for act in before_forks:
                 act()
             return
-        tries -= 1  # somebody who has one of them waits for another: let them
+        tries -= 1  # a thread that holds one of the locks may wait for another one: let it go on
 
 
-def _all_taken() -> bool:
-    taken: list[Any] = []
-    # Whoever had one of these meanwhile may have made another.
-    while new := [made for each in tuple(_locks) if (made := each()) is not None and made not in taken]:
-        for made in new:
-            if not made.acquire(True, _AT_ONCE_S):
-                for each in taken:
-                    each.release()
+def _try_hold_locks() -> bool:
+    held: list[Any] = []
+    # Again until there is no new lock: the holder of one may have made another meanwhile.
+    while new := [lock for each in tuple(_locks) if (lock := each()) is not None and lock not in held]:
+        for lock in new:
+            if not lock.acquire(True, _LOCK_WAIT_S):
+                for held_lock in held:
+                    held_lock.release()
                 return False
-            taken.append(made)
-    _taken[:] = taken
+            held.append(lock)
+    _locks_held_for_fork[:] = held
     return True
 
 
-def _give_locks_back() -> None:
-    while _taken:
-        _taken.pop().release()
+def _release_locks() -> None:
+    while _locks_held_for_fork:
+        _locks_held_for_fork.pop().release()
 
 
-os.register_at_fork(before=_take_locks, after_in_parent=_give_locks_back, after_in_child=_give_locks_back)
+os.register_at_fork(before=_hold_locks, after_in_parent=_release_locks, after_in_child=_release_locks)
 
 
 class Closing:
-    """A descriptor for the time of a `with` block, which gets its number."""
+    """A descriptor that is closed at the end of a `with` block; the block gets its number."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -369,10 +376,10 @@ class Closing:
 
 
 class Closable:
-    """What lets go of what it holds by `close`, or at the end of a `with` block."""
+    """Something that is closed by `close`, or at the end of a `with` block."""
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close or release everything that it holds."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -385,22 +392,22 @@ class Closable:
 class Descriptors(Closable, list[int]):
     """Descriptors that are closed together: by `close`, at the end of a `with` block, or when one can't be opened."""
 
-    def __init__(self, opening: Iterable[int] = ()) -> None:
+    def __init__(self, descriptors: Iterable[int] = ()) -> None:
         super().__init__()
         try:
-            self.extend(opening)
+            self.extend(descriptors)
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close all."""
         while self:
             os.close(self.pop())
 
 
 def read_all(fd: int) -> bytes:
-    """Read to the end."""
+    """Read a descriptor to the end."""
     text = b""
     while piece := os.read(fd, 1 << 16):
         text += piece
@@ -408,7 +415,7 @@ def read_all(fd: int) -> bytes:
 
 
 def append(file: int, data: bytes) -> None:
-    """Add to the end of a file: all of it, or nothing where the disk is full."""
+    """Add data to the end of a file: all of it, or nothing if the disk is full."""
     end, left = os.fstat(file).st_size, memoryview(data)
     try:
         while left:
@@ -419,7 +426,7 @@ def append(file: int, data: bytes) -> None:
 
 
 def read(path: str, directory: int | None = None) -> bytes:
-    """Return what a small file says; nothing where it can't be had, as of a process that has ended."""
+    """Return the content of a small file; b"" if it can't be read, for example that of a process that has ended."""
     try:
         with Closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)) as file:
             return read_all(file)
@@ -428,7 +435,7 @@ def read(path: str, directory: int | None = None) -> bytes:
 
 
 def link_target(path: str, directory: int | None = None) -> str:
-    """Return where a link leads; "" for anything else, and where nothing is."""
+    """Return where a symlink leads; "" for anything else, and if nothing is there."""
     try:
         return os.readlink(path, dir_fd=directory)
     except OSError:
@@ -436,7 +443,7 @@ def link_target(path: str, directory: int | None = None) -> str:
 
 
 def remove_file(path: str) -> bool:
-    """Remove a file; False where there is none, or somebody else was faster."""
+    """Remove a file; return False if there is none, or somebody else was faster."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -444,19 +451,19 @@ def remove_file(path: str) -> bool:
     return True
 
 
-def keeps_attributes(place: str) -> bool:
-    """Return True if what lies there can have attributes of a user's own. In tmpfs it can since Linux 6.6."""
+def has_user_attributes(path: str) -> bool:
+    """Return True if the file system of a path supports extended attributes of users; tmpfs does since Linux 6.6."""
     try:
-        os.getxattr(place, "user.overlay.opaque")
+        os.getxattr(path, "user.overlay.opaque")
     except OSError as error:
         return error.errno != errno.EOPNOTSUPP
     return True
 
 
-def listxattr(place: int | str, *, follow_symlinks: bool = True) -> list[str]:
-    """List the extended attributes of something; none on a file system that knows no such thing, as sshfs does not."""
+def listxattr(path: int | str, *, follow_symlinks: bool = True) -> list[str]:
+    """List extended attributes; there are none on a file system that does not support them, such as sshfs."""
     try:
-        return os.listxattr(place, follow_symlinks=follow_symlinks)
+        return os.listxattr(path, follow_symlinks=follow_symlinks)
     except OSError as error:
         if error.errno != errno.EOPNOTSUPP:
             raise
@@ -464,8 +471,8 @@ def listxattr(place: int | str, *, follow_symlinks: bool = True) -> list[str]:
 
 
 def process_stat(process: str, directory: int | None = None) -> list[bytes]:
-    """Return what the kernel tells of a process, or of a thread, at a place in /proc: the fields after its name.
+    """Return the fields of `stat` for a process, or thread, by its directory in /proc; none if it has ended.
 
-    That may hold anything. Of one that has ended, there are none.
+    The fields begin after the name, which may contain anything.
     """
     return read(f"{process}/stat", directory).rpartition(b")")[2].split()

@@ -95,19 +95,19 @@ def refresh_overlays(process: int, paths: Sequence[str]) -> None:
         overlays = [place for place in descriptors[1:] if libc.is_overlay(b"/proc/self/fd/%d" % place)]
         try:
             for place in overlays:
-                libc.reconfigure(place)
+                libc.refresh_file_system(place)
         except PermissionError:  # they belong to a user namespace of ours, which a child can enter
             user_namespace = _open_outer_user_namespace(process)
             descriptors.append(user_namespace)
             mount_namespace = os.open(f"/proc/{process}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
             descriptors.append(mount_namespace)
-            child = libc.fork()
+            child = libc.fork_without_locks()
             if child == 0:
                 try:
                     libc.setns(user_namespace, libc.CLONE_NEWUSER)
                     libc.setns(mount_namespace, libc.CLONE_NEWNS)
                     for place in overlays:
-                        libc.reconfigure(place)
+                        libc.refresh_file_system(place)
                 finally:
                     os._exit(0)
             os.waitpid(child, 0)
@@ -269,7 +269,7 @@ class _MountTable:
         self._process = 0
         self._table = -1
         self._entries: list[tuple[bytes, str]] = []
-        self._lock = libc.lock()
+        self._lock = libc.fork_safe_lock()
 
     def __call__(self) -> list[tuple[bytes, str]]:
         """Return every mount point with the kind of its file system; the same list object while nothing changes."""

@@ -539,7 +539,7 @@ def supervise(arguments: tuple[str, ...], environment: Mapping[str, str], cwd: s
         try:
             # A new session: it has no terminal to type into, and is one group to interrupt.
             os.setsid()
-            libc.end_with(supervisor, signal.SIGKILL)
+            libc.end_with_parent(supervisor, signal.SIGKILL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SUPERVISED_SIGNALS)
             os.execve(arguments[0], arguments, environment)
         except OSError as error:

@@ -161,7 +161,7 @@ class Site:
         """
         with libc.Descriptors(self._open_place(target, is_directory=True) for target in self.layers.values()) as places:
             try:
-                return [libc.unmount_watch(b"/proc/self/fd/%d" % place for place in places)]
+                return [libc.watch_unmounts(b"/proc/self/fd/%d" % place for place in places)]
             except OSError:
                 return []
 

@@ -116,7 +116,7 @@ class Sides:
             layer, live = self.layer.get(parent), self.live.get(parent)
         except OSError:
             return start
-        exchanged, encoded, in_git = libc.exchanged, os.fsencode, ".git/" in first.change.path
+        try_exchange, encoded, in_git = libc.try_exchange, os.fsencode, ".git/" in first.change.path
         for at in range(start, len(steps)):
             step = steps[at]
             change = step.change
@@ -129,7 +129,7 @@ class Sides:
             if not _is_in_place(before, live, step.name) or (in_git and self.is_locked(live, step)):
                 return at
             raw = encoded(step.name)
-            if not exchanged(layer, live, raw):
+            if not try_exchange(layer, live, raw):
                 return at
             asks = not even_open and before.kind == c.FILE
             status = stat_unless_written(layer, raw) if asks else stat_entry(layer, step.name)

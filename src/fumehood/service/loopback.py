@@ -183,7 +183,7 @@ def serve(store: Store, session: str, port: int, listener: socket.socket, tell: 
             client.close()
             continue
         try:
-            libc.end_with(parent, _KILL)
+            libc.end_with_parent(parent, _KILL)
             listener.close()
             network = open_running_network(store.places, session)
             if network < 0:

@@ -139,7 +139,7 @@ def _keep(store: Store, name: str, project: int, interrupts: InterruptsHeld) -> 
 
 
 def _hold(store: Store, project: int, run: Run, layers: Sequence[Layer], interrupts: InterruptsHeld) -> None:
-    interrupts.let_in()  # this may take long, and can be done again
+    interrupts.release()  # this may take long, and can be done again
     try:
         lost = _looked_at(store, run, layers)
     finally:

@@ -299,7 +299,7 @@ def put_in_place(
     """
     store.history.begin(project.id, run, os.getpid())
     try:
-        interrupts.let_in()  # a large tree takes long to copy, and nothing of the project is touched yet
+        interrupts.release()  # a large tree takes long to copy, and nothing of the project is touched yet
         run.changed = _prepare(store, run, number, path, make)
     except (FumehoodError, OSError, KeyboardInterrupt) as error:
         interrupts.hold()

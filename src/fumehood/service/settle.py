@@ -294,7 +294,7 @@ class InterruptibleScan:
     def __enter__(self) -> None:
         if self._signals is not None:
             self._signals.raise_again(after_s=_LONG_S)
-        self._interrupts.let_in()
+        self._interrupts.release()
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         self._interrupts.hold()

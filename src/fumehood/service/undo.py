@@ -57,7 +57,7 @@ def undo(
     if run.draft is not None and run.state == HELD:
         return discard_held(store, project, run, paths, here=here)  # nothing of it is in the project
     with store.lock_project(project.id), InterruptsHeld() as interrupts:
-        interrupts.let_in()  # nothing is done yet, and to look at everything may take long
+        interrupts.release()  # nothing is done yet, and to look at everything may take long
         run = recorded(store, project, run)
         back = _planned(store, as_it_stands(store, run), paths, here, by)
         layering.require_roots_exist(run.roots, back.changed)

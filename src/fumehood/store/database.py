@@ -41,7 +41,7 @@ _NAMES_PER_QUERY = 500  # names in one query
 # Connections of a parent process, kept open: closing one in the child would drop the parent's locks.
 _abandoned: list[sqlite3.Connection] = []
 _open_databases: set[Any] = set()  # databases of this process, as weak references
-_opening = libc.lock()
+_opening = libc.fork_safe_lock()
 
 
 class Database:
@@ -55,7 +55,7 @@ class Database:
 
     def _open(self) -> None:
         self._process = os.getpid()
-        self._lock = libc.lock()
+        self._lock = libc.fork_safe_lock()
         self._connection: sqlite3.Connection | None = None
         self._connect_or_raise()
 

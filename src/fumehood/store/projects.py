@@ -58,7 +58,7 @@ def identity_of(path: str) -> Identity | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     # On an overlay, the first change copies a directory to the upper layer, which gives it a new time of birth.
-    born = 0 if libc.is_overlay(os.fsencode(path)) else libc.born_ns(os.fsencode(path))
+    born = 0 if libc.is_overlay(os.fsencode(path)) else libc.birth_time_ns(os.fsencode(path))
     return Identity(device=status.st_dev, inode=status.st_ino & _LARGEST, born=born)
 
 

@@ -81,7 +81,7 @@ class FleetWorker(Worker):
 
     def main_work_horse(self, job: RqJob, queue: Queue) -> None:
         """Do a job in a process that does not outlive this one."""
-        libc.end_with(self.pid, signal.SIGKILL)
+        libc.end_with_parent(self.pid, signal.SIGKILL)
         super().main_work_horse(job, queue)
 
     def perform_job(self, job: RqJob, queue: Queue) -> bool:
