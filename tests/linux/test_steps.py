@@ -16,7 +16,7 @@ from fumehood.linux import nofollow, steps
 from fumehood.linux.layer import scan
 from fumehood.linux.lock import Lock
 from fumehood.linux.nofollow import open_top
-from fumehood.linux.steps import Changed, Sides
+from fumehood.linux.steps import PathChanged, Sides
 from fumehood.service.apply import take_over
 from snapshots import snapshot
 
@@ -162,7 +162,7 @@ def left_to_the_person(hand, act, perform, step):
     """Let a person act, and see that a step is refused then and leaves all as they have it."""
     act(hand.live)
     before = both(hand)
-    with pytest.raises(Changed, match="it"):
+    with pytest.raises(PathChanged, match="it"):
         perform(step)
     assert both(hand) == before
 
@@ -206,9 +206,9 @@ def test_what_a_person_saves_while_a_swap_is_taken_back_stays_in_the_project(han
     after_a_save("renameat2")
     after_a_save("try_exchange")
     if way == "plainly":
-        assert hand.sides.swap_plainly([step], 0, [], even_open=False) == 0
+        assert hand.sides.swap_files([step], 0, [], even_open=False) == 0
     else:
-        with pytest.raises(Changed):
+        with pytest.raises(PathChanged):
             hand.sides.do(step)
     assert (hand.live / "it").read_text() == "second"
 
@@ -217,7 +217,7 @@ def test_a_path_that_went_away_since_it_was_judged_is_no_longer_taken(hand):
     take(hand)
     (step,) = hand.ready()
     removed(hand.live)
-    with pytest.raises(Changed):
+    with pytest.raises(PathChanged):
         hand.sides.do(step)
 
 
@@ -227,7 +227,7 @@ def test_a_path_that_appeared_since_it_was_judged_is_not_replaced(hand, situatio
     step = hand.ready()[0]
     (hand.live / "it").write_text("the person's")
     before = both(hand)
-    with pytest.raises(Changed):
+    with pytest.raises(PathChanged):
         hand.sides.do(step)
     assert both(hand) == before
 
@@ -237,7 +237,7 @@ def test_a_directory_that_became_another_since_it_was_judged_keeps_its_mode(hand
     (step,) = hand.ready()
     os.rename(hand.live / "it", hand.live / "gone")
     (hand.live / "it").mkdir(mode=0o755)
-    with pytest.raises(Changed):
+    with pytest.raises(PathChanged):
         hand.sides.do(step)
     assert stat.S_IMODE((hand.live / "it").stat().st_mode) == 0o755
 
@@ -309,7 +309,7 @@ def test_a_directory_that_got_another_mode_since_it_was_judged_keeps_that(hand):
     change_mode(hand)
     (step,) = hand.ready()
     (hand.live / "it").chmod(0o711)
-    with pytest.raises(Changed):
+    with pytest.raises(PathChanged):
         hand.sides.do(step)
     assert stat.S_IMODE((hand.live / "it").stat().st_mode) == 0o711
 

@@ -1,4 +1,4 @@
-"""Do one step of an apply to the project, and take it back: by swaps that are atomic for each path."""
+"""Do the steps of an apply, and take them back, by renames and swaps that are atomic for each path."""
 
 from __future__ import annotations
 
@@ -38,77 +38,77 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 
-class Changed(Exception):
-    """A live path is not, or no longer, what the step was judged against; the step left no trace."""
+class PathChanged(Exception):
+    """A live path is not, or no longer, the version that the step was judged for; the step left no trace."""
 
 
-class Locked(Changed):
-    """Git is about to replace a live file: its lock lies beside it."""
+class LockedByGit(PathChanged):
+    """Git is about to replace a live file: its lock is beside it."""
 
 
 class Sides:
     """The layer and the project of one root, between which steps move entries.
 
-    `unlocked` are locks of git's that don't count, because they are among what goes.
+    `ignored_locks` are locks of git that this apply removes.
     """
 
-    def __init__(self, layer: int, live: int, unlocked: Collection[str] = ()) -> None:
+    def __init__(self, layer: int, live: int, ignored_locks: Collection[str] = ()) -> None:
         self.layer = DirectoryCache(layer)
         self.live = DirectoryCache(live)
-        self._unlocked = unlocked
-        self._loosened = AccessibleTree(layer), AccessibleTree(live)
+        self._ignored_locks = ignored_locks
+        self._layer_tree, self._live_tree = AccessibleTree(layer), AccessibleTree(live)
 
-    def is_locked(self, live: int, step: Step) -> bool:
-        """Return True if git is at work on a file of its own: what it read before is about to take the file's place.
+    def is_locked_by_git(self, live: int, step: Step) -> bool:
+        """Return True if git is working on a file of its own: it has read the file, and is about to replace it.
 
-        Asked before a swap and after it. Git locks first, and then makes sure that the file is still what it read.
+        This is checked before a swap and after it: git makes the lock, and then checks that the file is what it read.
         """
-        path = f"{step.change.path}.lock"
-        return ".git/" in path and path not in self._unlocked and stat_entry(live, f"{step.name}.lock") is not None
+        lock = f"{step.change.path}.lock"
+        return ".git/" in lock and lock not in self._ignored_locks and stat_entry(live, f"{step.name}.lock") is not None
 
-    def prepare(self, steps: Sequence[Step], sharing: Sequence[c.Change]) -> None:
-        """Mend the layer before anything leaves it: no overlay bookkeeping, no inode shared with what stays."""
-        # Closed up again here, for some of these directories are about to move.
-        with AccessibleTree(self.layer.top) as loosened:
+    def prepare(self, steps: Sequence[Step], linked_changes: Sequence[c.Change]) -> None:
+        """Remove overlay marks in the layer before anything leaves it, and copy files that have links elsewhere."""
+        # Closed here, because some of these directories are about to move.
+        with AccessibleTree(self.layer.top) as tree:
             for step in steps:
                 for change in step.marked_entries:
-                    self._in_layer(loosened, change, _unmark)
-            if sharing:
-                with HardLinkBreaker(self.layer.top, loosened, "after") as parting:
-                    parting.copy(sharing)
-                    parting.place(sharing)
+                    self._do_in_layer(tree, change, _remove_marks)
+            if linked_changes:
+                with HardLinkBreaker(self.layer.top, tree, "after") as breaker:
+                    breaker.copy(linked_changes)
+                    breaker.place(linked_changes)
 
-    def copy_backups(self, sharing: Sequence[c.Change]) -> None:
-        """Copy backups that have a link in the project, for a write there must not reach them."""
-        with HardLinkBreaker(self.layer.top, self._loosened[0], "before") as parting:
-            parting.copy(sharing)
+    def copy_backups(self, linked_changes: Sequence[c.Change]) -> None:
+        """Copy backups that have a link in the project: writes there must not change them."""
+        with HardLinkBreaker(self.layer.top, self._layer_tree, "before") as breaker:
+            breaker.copy(linked_changes)
 
-    def part_backups(self, sharing: Sequence[c.Change]) -> None:
-        """Let those copies take the backups' places; may be repeated."""
-        with HardLinkBreaker(self.layer.top, self._loosened[0], "before") as parting:
-            parting.place(sharing)
+    def place_backup_copies(self, linked_changes: Sequence[c.Change]) -> None:
+        """Replace the backups by these copies; may be repeated."""
+        with HardLinkBreaker(self.layer.top, self._layer_tree, "before") as breaker:
+            breaker.place(linked_changes)
 
-    def _in_layer(self, loosened: AccessibleTree, change: c.Change, act: Callable[[int, c.Change], None]) -> None:
-        """Do something in the directory that holds a change, opened up if it forbids that to its owner."""
+    def _do_in_layer(self, tree: AccessibleTree, change: c.Change, act: Callable[[int, c.Change], None]) -> None:
+        """Do something in the layer's directory of a change; if needed, the directory is made accessible."""
         parent = change.path.rpartition("/")[0]
         try:
             act(self.layer.get(parent), change)
         except PermissionError:
-            if not loosened.make_accessible(parent):
+            if not tree.make_accessible(parent):
                 raise
             act(self.layer.get(parent), change)
 
     def do(self, step: Step) -> None:
-        """Perform a step; directories that forbid it to their own owner are opened up for a while."""
-        self._patiently(step, _DO[step.act])
+        """Do a step; directories whose mode forbids it are made accessible for a while."""
+        self._with_access(step, _DO[step.act])
 
-    def swap_plainly(
+    def swap_files(
         self, steps: Sequence[Step], start: int, done: list[tuple[Sides, Step]], *, even_open: bool = True
     ) -> int:
-        """Do a series of swaps of files in one directory as fast as Python can; return the first step not done.
+        """Swap the files of a directory as fast as Python can; return the index of the first step that is not done.
 
-        That one is for `do`, which also says why it can't be done; unless it goes `even_open`, a program may write it.
-        That is asked once the file is out of the project, where nobody can open it any more.
+        Pass that step to `do`, which also reports why it can't be done. With `even_open`, files that a program has open
+        for writing are swapped, too. This is checked when the file is out of the project, and can't be opened any more.
         """
         first = steps[start]
         root, parent = first.change.root, first.parent
@@ -116,7 +116,7 @@ class Sides:
             layer, live = self.layer.get(parent), self.live.get(parent)
         except OSError:
             return start
-        try_exchange, encoded, in_git = libc.try_exchange, os.fsencode, ".git/" in first.change.path
+        try_exchange, encode, is_in_git = libc.try_exchange, os.fsencode, ".git/" in first.change.path
         for at in range(start, len(steps)):
             step = steps[at]
             change = step.change
@@ -125,15 +125,17 @@ class Sides:
                 return at
             if before is None:
                 raise ValueError(f"a swap needs both versions: {step!r}")
-            # Before it is touched, too: who writes it again and again would find ours there for a moment.
-            if not _is_in_place(before, live, step.name) or (in_git and self.is_locked(live, step)):
+            # This is checked before the swap, too: otherwise a program that writes the file again and again would find
+            # our version there for a moment.
+            if not _is_in_place(before, live, step.name) or (is_in_git and self.is_locked_by_git(live, step)):
                 return at
-            raw = encoded(step.name)
-            if not try_exchange(layer, live, raw):
+            raw_name = encode(step.name)
+            if not try_exchange(layer, live, raw_name):
                 return at
-            asks = not even_open and before.kind == c.FILE
-            status = stat_unless_written(layer, raw) if asks else stat_entry(layer, step.name)
-            if status is None or not is_same_version(before, status) or (in_git and self.is_locked(live, step)):
+            checks_writers = not even_open and before.kind == c.FILE
+            status = stat_unless_written(layer, raw_name) if checks_writers else stat_entry(layer, step.name)
+            is_locked = is_in_git and self.is_locked_by_git(live, step)
+            if status is None or not is_same_version(before, status) or is_locked:
                 _exchange_back(self, step)
                 return at
             before.links = status.st_nlink
@@ -141,50 +143,52 @@ class Sides:
         return len(steps)
 
     def undo(self, step: Step) -> None:
-        """Take a performed step back."""
-        self._patiently(step, _UNDO[step.act])
+        """Take back a step that was done."""
+        self._with_access(step, _UNDO[step.act])
 
     def was_done(self, step: Step) -> bool:
-        """Tell by what lies where whether a step of an interrupted apply was done."""
-        return self._patiently(step, was_done)
+        """Return True if a step of an interrupted apply was done."""
+        return self._with_access(step, was_done)
 
-    def _patiently(self, step: Step, act: Callable[[Sides, Step], T]) -> T:
+    def _with_access(self, step: Step, act: Callable[[Sides, Step], T]) -> T:
+        """Do something; if it is not permitted, make the step's directories accessible and try again."""
         try:
             return act(self, step)
         except PermissionError:
-            # Both, even where opening up the first would do.
-            loosened = [each.make_accessible(step.parent) for each in self._loosened]
-            if not any(loosened):
+            trees = (self._layer_tree, self._live_tree)
+            # Both, even if access to the first would be enough.
+            has_changed_modes = [tree.make_accessible(step.parent) for tree in trees]
+            if not any(has_changed_modes):
                 raise
             return act(self, step)
         finally:
             if not step.is_plain:
-                for each in (self.layer, self.live, *self._loosened):
-                    each.forget(step.change.path)
+                for directories in (self.layer, self.live, self._layer_tree, self._live_tree):
+                    directories.forget(step.change.path)
 
     def directory_mode(self, path: str, status: os.stat_result) -> int:
-        """Return the mode of a live directory, or the one that it had before it was opened up."""
-        return self._loosened[1].modes.get("" if path == "." else path, stat.S_IMODE(status.st_mode))
+        """Return the mode of a live directory, or the one that it had before it was made accessible."""
+        return self._live_tree.modes.get("" if path == "." else path, stat.S_IMODE(status.st_mode))
 
     def set_directory_mode(self, path: str, mode: int) -> None:
-        """Give a live directory its mode, now or when it is closed again."""
-        here = "" if path == "." else path
-        if here in self._loosened[1].modes:
-            self._loosened[1].modes[here] = mode
+        """Set the mode of a live directory; if it was made accessible, it gets the mode when modes are restored."""
+        path = "" if path == "." else path
+        if path in self._live_tree.modes:
+            self._live_tree.modes[path] = mode
             return
-        with Closing(self.live.open(here)) as directory:
+        with Closing(self.live.open(path)) as directory:
             set_mode(directory, mode)
 
     def close(self) -> None:
-        """Close up what was opened, and let go of the directories."""
+        """Close the directories, and restore the modes of those that were made accessible."""
         self.layer.close()
         self.live.close()
-        for each in self._loosened:
-            each.restore()
+        self._layer_tree.restore()
+        self._live_tree.restore()
 
 
 def is_same_version(stamp: c.Stamp, status: os.stat_result | None) -> bool:
-    """Return True if an entry is the version a stamp names; renaming alone does not change that."""
+    """Return True if an entry is the version of a stamp; a rename makes no difference."""
     if status is None or status.st_ino != stamp.inode or status.st_mode & 0o7777 != stamp.mode:
         return False
     return stamp.kind == c.DIRECTORY or (status.st_size == stamp.size and status.st_mtime_ns == stamp.modified_ns)
@@ -194,34 +198,35 @@ def _is_in_place(before: c.Stamp, live: int, name: str) -> bool:
     try:
         return is_same_version(before, stat_entry(live, name))
     except PermissionError:
-        return False  # in a directory that has to be opened up first
+        return False  # its directory must be made accessible first
 
 
 def _is_as_judged(sides: Sides, step: Step, version: str) -> bool:
-    """Return True if what came out of the project is the version that was judged; of a directory, all that is in it.
+    """Return True if an entry that came out of the project is the version that was judged, with everything in it.
 
-    Asked when it lies in the layer, where nobody can reach it by its path any more.
+    This is checked when it is in the layer, where nobody can reach it by its path any more. `version` is the attribute
+    of a change that has the stamp: "before" or "after".
     """
     stamp: c.Stamp = getattr(step.change, version)
     if not is_same_version(stamp, stat_entry(sides.layer.get(step.parent), step.name)):
         return False
     if stamp.kind != c.DIRECTORY:
         return True
-    left: dict[str, c.Stamp] = {
+    expected: dict[str, c.Stamp] = {
         change.path: inner for change in step.inside if (inner := getattr(change, version)) is not None
     }
     try:
         for path, status in walk(sides.layer.top, step.change.path):
-            inner = left.pop(path, None)
-            if inner is None or not _is_inner(inner, status):
+            inner = expected.pop(path, None)
+            if inner is None or not _is_same_inside(inner, status):
                 return False
     except PermissionError:
-        return False  # somebody else keeps us out of a directory in it
-    return not left
+        return False  # a directory in it belongs to another user and is closed to us
+    return not expected
 
 
-def _is_inner(stamp: c.Stamp, status: os.stat_result) -> bool:
-    """Return True if an entry of a tree is the version a stamp names; one directory is as good as another there."""
+def _is_same_inside(stamp: c.Stamp, status: os.stat_result) -> bool:
+    """Return True if an entry inside a tree is the version of a stamp; for a directory, only the mode counts."""
     if stamp.kind == c.DIRECTORY:
         return stat.S_ISDIR(status.st_mode) and status.st_mode & 0o7777 == stamp.mode
     return is_same_version(stamp, status)
@@ -234,23 +239,23 @@ def _swap(sides: Sides, step: Step) -> None:
         raise ValueError(f"a swap needs both versions: {step!r}")
     layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
     if not is_same_version(before, stat_entry(live, name)):
-        raise Changed(change.path)
-    if sides.is_locked(live, step):
-        raise Locked(change.path)
+        raise PathChanged(change.path)
+    if sides.is_locked_by_git(live, step):
+        raise LockedByGit(change.path)
     _exchange(layer, live, name, after, before)
-    is_locked = sides.is_locked(live, step)
+    is_locked = sides.is_locked_by_git(live, step)
     if is_locked or not _is_as_judged(sides, step, "before"):
         _exchange_back(sides, step)
-        raise Locked(change.path) if is_locked else Changed(change.path)
+        raise LockedByGit(change.path) if is_locked else PathChanged(change.path)
 
 
 def _swap_back(sides: Sides, step: Step) -> None:
     if stat_entry(sides.live.get(step.parent), step.name) is None or not _exchange_back(sides, step):
-        raise Changed(step.change.path)
+        raise PathChanged(step.change.path)
 
 
 def _exchange_back(sides: Sides, step: Step) -> bool:
-    """Take a swap back; False where a person has saved something there since, which then stays in the project."""
+    """Take back a swap; if a person has saved another version since, leave that in the project and return False."""
     before, after = step.change.before, step.change.after
     if before is None or after is None:
         raise ValueError(f"a swap needs both versions: {step!r}")
@@ -262,9 +267,9 @@ def _exchange_back(sides: Sides, step: Step) -> bool:
     return False
 
 
-def _exchange(layer: int, live: int, name: str, one: c.Stamp, other: c.Stamp) -> None:
-    """Swap an entry of the layer (`one`) with the live one (`other`), whatever their kinds."""
-    if c.DIRECTORY not in (one.kind, other.kind):
+def _exchange(layer: int, live: int, name: str, in_layer: c.Stamp, in_project: c.Stamp) -> None:
+    """Swap an entry of the layer with the live one, whatever their kinds."""
+    if c.DIRECTORY not in (in_layer.kind, in_project.kind):
         staging.exchange(layer, live, name)
         return
     with accessible_entry(layer, name, live), accessible_entry(live, name, layer):
@@ -278,18 +283,18 @@ def _put(sides: Sides, step: Step) -> None:
     try:
         move(layer, live, step.name, step.change.after)
     except FileExistsError:
-        raise Changed(step.change.path) from None
+        raise PathChanged(step.change.path) from None
 
 
 def _put_back(sides: Sides, step: Step) -> None:
     after, name = step.change.after, step.name
     layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
     if after is None or not is_same_version(after, stat_entry(live, name)):
-        raise Changed(step.change.path)
+        raise PathChanged(step.change.path)
     move(live, layer, name, after)
     if not _is_as_judged(sides, step, "after"):
         move(layer, live, name, after)
-        raise Changed(step.change.path)
+        raise PathChanged(step.change.path)
 
 
 def _take(sides: Sides, step: Step) -> None:
@@ -299,28 +304,28 @@ def _take(sides: Sides, step: Step) -> None:
     name = step.name
     layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
     if stat_entry(live, name) is None:
-        raise Changed(step.change.path)
-    slot = _clear_slot(layer, name)
+        raise PathChanged(step.change.path)
+    restore_slot = _clear_slot(layer, name)
     try:
         move(live, layer, name, before)
         if _is_as_judged(sides, step, "before"):
             return
         move(layer, live, name, before)
     except OSError:
-        slot()
+        restore_slot()
         raise
-    slot()
-    raise Changed(step.change.path)
+    restore_slot()
+    raise PathChanged(step.change.path)
 
 
 def _clear_slot(layer: int, name: str) -> Callable[[], None]:
-    """Make room for a backup in the layer; returns what puts back the whiteout that was there."""
+    """Make room for a backup in the layer; return a function that puts back the whiteout that was there."""
     slot = stat_entry(layer, name)
     if slot is not None and is_whiteout(slot):
         os.unlink(name, dir_fd=layer)
         return lambda: make_whiteout(layer, name)
     if slot is not None and stat.S_ISDIR(slot.st_mode):
-        # What was in it went into the project piece by piece.
+        # Its entries have gone into the project one by one.
         remove_directories(layer, name)
     return lambda: None
 
@@ -334,8 +339,8 @@ def _take_back(sides: Sides, step: Step) -> None:
     try:
         move(layer, live, name, before)
     except FileExistsError:
-        raise Changed(step.change.path) from None
-    # The layer is again what the run left, so that it can be applied once more.
+        raise PathChanged(step.change.path) from None
+    # So that the layer is again what the run left, and can be applied once more.
     make_whiteout(layer, name)
 
 
@@ -351,17 +356,17 @@ def _rmdir(sides: Sides, step: Step) -> None:
     live, layer = sides.live.get(step.parent), sides.layer.get(step.parent)
     status = stat_entry(live, step.name)
     if status is None or not stat.S_ISDIR(status.st_mode):
-        raise Changed(step.change.path)
-    # The layer's own stands for it from now on.
+        raise PathChanged(step.change.path)
+    # The layer's directory is the backup from now on.
     copy_directory_metadata(live, layer, step.name)
     if step.change.before is not None:
-        _chmod(layer, step.name, step.change.before.mode)
+        _set_entry_mode(layer, step.name, step.change.before.mode)
     try:
         os.rmdir(step.name, dir_fd=live)
     except OSError as error:
         if error.errno != errno.ENOTEMPTY:
             raise
-        raise Changed(step.change.path) from None
+        raise PathChanged(step.change.path) from None
 
 
 def _rmdir_back(sides: Sides, step: Step) -> None:
@@ -369,50 +374,50 @@ def _rmdir_back(sides: Sides, step: Step) -> None:
 
 
 def _make_directory(sides: Sides, step: Step, like: c.Stamp | None) -> c.Stamp:
-    """Make a live directory like the layer's; return its stamp, for it has an inode of its own."""
+    """Make a live directory with the metadata of the layer's; return its stamp: it has another inode."""
     live = sides.live.get(step.parent)
     try:
         os.mkdir(step.name, 0o700, dir_fd=live)
     except FileExistsError:
-        raise Changed(step.change.path) from None
-    with_belongings = sides.layer.get(step.parent)
-    if stat_entry(with_belongings, step.name) is not None:
-        copy_directory_metadata(with_belongings, live, step.name)
-    made = stamp_of(os.stat(step.name, dir_fd=live, follow_symlinks=False))
-    made.mode = 0o755 if like is None else like.mode
-    sides.set_directory_mode(step.change.path, made.mode)
-    return made
+        raise PathChanged(step.change.path) from None
+    layer = sides.layer.get(step.parent)
+    if stat_entry(layer, step.name) is not None:
+        copy_directory_metadata(layer, live, step.name)
+    stamp = stamp_of(os.stat(step.name, dir_fd=live, follow_symlinks=False))
+    stamp.mode = 0o755 if like is None else like.mode
+    sides.set_directory_mode(step.change.path, stamp.mode)
+    return stamp
 
 
-def _chmod_to(sides: Sides, step: Step) -> None:
+def _chmod(sides: Sides, step: Step) -> None:
     before, after = step.change.before, step.change.after
     if before is None or after is None:
         raise ValueError(f"a mode needs both versions: {step!r}")
-    _mode_between(sides, step, before, after)
+    _change_mode(sides, step, before, after)
 
 
 def _chmod_back(sides: Sides, step: Step) -> None:
     before, after = step.change.before, step.change.after
     if before is None or after is None:
         raise ValueError(f"a mode needs both versions: {step!r}")
-    _mode_between(sides, step, after, before)
+    _change_mode(sides, step, after, before)
 
 
-def _mode_between(sides: Sides, step: Step, old: c.Stamp, new: c.Stamp) -> None:
+def _change_mode(sides: Sides, step: Step, old: c.Stamp, new: c.Stamp) -> None:
     status = stat_entry(sides.live.get(step.parent), step.name)
     if status is None or status.st_ino != old.inode or not stat.S_ISDIR(status.st_mode):
-        raise Changed(step.change.path)
+        raise PathChanged(step.change.path)
     if sides.directory_mode(step.change.path, status) != old.mode:
-        raise Changed(step.change.path)
+        raise PathChanged(step.change.path)
     sides.set_directory_mode(step.change.path, new.mode)
 
 
-_DO = {SWAP: _swap, PUT: _put, TAKE: _take, MKDIR: _mkdir, RMDIR: _rmdir, CHMOD: _chmod_to}
+_DO = {SWAP: _swap, PUT: _put, TAKE: _take, MKDIR: _mkdir, RMDIR: _rmdir, CHMOD: _chmod}
 _UNDO = {SWAP: _swap_back, PUT: _put_back, TAKE: _take_back, MKDIR: _mkdir_back, RMDIR: _rmdir_back, CHMOD: _chmod_back}
 
 
 def move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
-    """Rename an entry from one side to the other, refusing to replace anything."""
+    """Rename an entry from one side to the other; raises FileExistsError if the name is taken there."""
     if stamp.kind != c.DIRECTORY:
         staging.move(source, target, name)
         return
@@ -420,12 +425,12 @@ def move(source: int, target: int, name: str, stamp: c.Stamp) -> None:
         staging.move(source, target, name)
 
 
-def _chmod(directory: int, name: str, mode: int) -> None:
+def _set_entry_mode(directory: int, name: str, mode: int) -> None:
     with Closing(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as entry:
         set_mode(entry, mode)
 
 
-def _unmark(directory: int, change: c.Change) -> None:
+def _remove_marks(directory: int, change: c.Change) -> None:
     name = split(change.path)[1]
     if change.marked == c.ORIGIN_MARK:
         remove_attributes(directory, name, [ORIGIN])
@@ -433,23 +438,24 @@ def _unmark(directory: int, change: c.Change) -> None:
         remove_overlay_marks(directory, name)
 
 
-# ---- Tell by what lies where whether a step of an interrupted apply was done.
+# ---- Find out whether a step of an interrupted apply was done, from what is on each side.
 
 UNREACHABLE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 def was_done(sides: Sides, step: Step) -> bool:
-    """Return True if a step was done: a rename keeps the inode, so that tells on which side a version is."""
+    """Return True if a step was done: a rename keeps the inode, which says on which side a version is."""
+    was_act_done = _WAS_DONE[step.act]
     if step.change.path == ".":
-        return _ACTS[step.act](step.change, None, stat_entry(sides.live.top, "."))
+        return was_act_done(step.change, None, stat_entry(sides.live.top, "."))
     if step.act in (SWAP, PUT, TAKE):
-        _settle(sides, step)
-    slot, live = _at(sides.layer, step), _at(sides.live, step)
-    return _ACTS[step.act](step.change, slot, live)
+        _finish_swap(sides, step)
+    slot, live = _stat_side(sides.layer, step), _stat_side(sides.live, step)
+    return was_act_done(step.change, slot, live)
 
 
-def _settle(sides: Sides, step: Step) -> None:
-    """Bring a version that was on its way, where that takes several steps, to one side."""
+def _finish_swap(sides: Sides, step: Step) -> None:
+    """Bring each version to one side, if a swap that takes several calls was interrupted."""
     change = step.change
     try:
         layer, live = sides.layer.get(step.parent), sides.live.get(step.parent)
@@ -457,98 +463,106 @@ def _settle(sides: Sides, step: Step) -> None:
         if error.errno not in UNREACHABLE:
             raise
         return
-    staging.finish_swap(layer, live, step.name, lambda status: _is(change.before, status) or _is(change.after, status))
+
+    def is_ours(status: os.stat_result) -> bool:
+        return _has_inode(change.before, status) or _has_inode(change.after, status)
+
+    staging.finish_swap(layer, live, step.name, is_ours)
 
 
-def _at(parents: DirectoryCache, step: Step) -> os.stat_result | None:
+def _stat_side(directories: DirectoryCache, step: Step) -> os.stat_result | None:
     try:
-        return stat_entry(parents.get(step.parent), step.name)
+        return stat_entry(directories.get(step.parent), step.name)
     except OSError as error:
         if error.errno not in UNREACHABLE:
             raise
         return None
 
 
-def _is(stamp: c.Stamp | None, status: os.stat_result | None) -> bool:
+def _has_inode(stamp: c.Stamp | None, status: os.stat_result | None) -> bool:
     return stamp is not None and status is not None and status.st_ino == stamp.inode
 
 
-def _swapped(change: c.Change, slot: os.stat_result | None, live: os.stat_result | None) -> bool:
-    if slot is None or is_whiteout(slot) or _is(change.before, live):
+def _was_swapped(change: c.Change, slot: os.stat_result | None, live: os.stat_result | None) -> bool:
+    if slot is None or is_whiteout(slot) or _has_inode(change.before, live):
         return False
-    return _is(change.before, slot) or _is(change.after, live)
+    return _has_inode(change.before, slot) or _has_inode(change.after, live)
 
 
 def _was_put(change: c.Change, slot: os.stat_result | None, live: os.stat_result | None) -> bool:
-    return (slot is None or is_whiteout(slot)) and _is(change.after, live)
+    return (slot is None or is_whiteout(slot)) and _has_inode(change.after, live)
 
 
-def _taken(change: c.Change, slot: os.stat_result | None, _live: os.stat_result | None) -> bool:
-    return _is(change.before, slot) and slot is not None and not is_whiteout(slot)
+def _was_taken(change: c.Change, slot: os.stat_result | None, _live: os.stat_result | None) -> bool:
+    return _has_inode(change.before, slot) and slot is not None and not is_whiteout(slot)
 
 
-def _made(_change: c.Change, _slot: os.stat_result | None, live: os.stat_result | None) -> bool:
+def _was_made(_change: c.Change, _slot: os.stat_result | None, live: os.stat_result | None) -> bool:
     return live is not None and stat.S_ISDIR(live.st_mode)
 
 
-def _removed(_change: c.Change, _slot: os.stat_result | None, live: os.stat_result | None) -> bool:
+def _was_removed(_change: c.Change, _slot: os.stat_result | None, live: os.stat_result | None) -> bool:
     return live is None
 
 
-def _mode_set(change: c.Change, _slot: os.stat_result | None, live: os.stat_result | None) -> bool:
+def _was_mode_set(change: c.Change, _slot: os.stat_result | None, live: os.stat_result | None) -> bool:
     before, after = change.before, change.after
     if before is None or after is None or live is None or live.st_ino != before.inode:
         return False
     return stat.S_IMODE(live.st_mode) == after.mode
 
 
-_ACTS = {SWAP: _swapped, PUT: _was_put, TAKE: _taken, MKDIR: _made, RMDIR: _removed, CHMOD: _mode_set}
+_WAS_DONE = {
+    SWAP: _was_swapped, PUT: _was_put, TAKE: _was_taken, MKDIR: _was_made, RMDIR: _was_removed, CHMOD: _was_mode_set,
+}  # fmt: skip
 
 
-# ---- Modes that were changed for a while, and that nobody has given back.
+# ---- Restore modes that were changed for a while.
 
-def restore_modes(where: str) -> None:
-    """Give back the modes that dead processes had changed, and those that could not be given back at first.
 
-    A note of which that fails again is kept. Whoever moves something has this done before, for a note names places.
+def restore_modes(directory: str) -> None:
+    """Restore the modes that dead processes had changed, and those that could not be restored before.
+
+    `directory` has the notes of such modes. If this fails for a mode, its note is kept. It must be done before entries
+    are moved, because the notes have their paths.
     """
-    left: dict[str, Lock] = {}
+    locks: dict[str, Lock] = {}
     kept: set[str] = set()
     entries: list[tuple[str, bytes]] = []
     try:
-        for path in [f"{where}/{name}" for name in list_mode_notes(where)]:
+        for note in [f"{directory}/{name}" for name in list_mode_notes(directory)]:
             try:
-                left[path] = lock = Lock(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
+                locks[note] = lock = Lock(os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC))
                 lock.take(wait=False)
-                if not os.path.samestat(os.fstat(lock.file), os.lstat(path)):
-                    kept.add(path)  # settled by another process, and a new one has its name
+                if not os.path.samestat(os.fstat(lock.file), os.lstat(note)):
+                    kept.add(note)  # another process has removed it, and a new note has its name
                     continue
-                with open(lock.file, "rb", closefd=False) as reading:
-                    entries += [(path, entry) for entry in reading.read().split(b"\0")[:-1]]
+                with open(lock.file, "rb", closefd=False) as file:
+                    entries += [(note, entry) for entry in file.read().split(b"\0")[:-1]]
             except OSError:
-                kept.add(path)  # locked by a living process, settled by another one, or can't be read
-        # The deepest first, of all notes together: a directory above may close the way.
-        for path, entry in sorted(entries, key=lambda each: -len(each[1].split(b" ", 3)[3])):
-            device, inode, mode, place = entry.split(b" ", 3)
+                kept.add(note)  # locked by a living process, removed by another process, or unreadable
+        # The deepest first, from all notes together: a directory above it may be closed otherwise.
+        for note, entry in sorted(entries, key=lambda each: -len(each[1].split(b" ", 3)[3])):
+            device, inode, mode, path = entry.split(b" ", 3)
             try:
-                _set(place, (int(device), int(inode)), int(mode, 8))
+                _restore_mode(path, (int(device), int(inode)), int(mode, 8))
             except OSError:
-                kept.add(path)
-        for path in left.keys() - kept:
+                kept.add(note)
+        for note in locks.keys() - kept:
             try:
-                os.unlink(path)
+                os.unlink(note)
             except OSError:
-                continue  # the next one removes it
+                continue  # the next process removes it
     finally:
-        for lock in left.values():
+        for lock in locks.values():
             lock.close()
 
 
-def _set(place: bytes, identity: tuple[int, int], mode: int) -> None:
-    """Set a mode, if it is still there, and still as it was opened up."""
+def _restore_mode(path: bytes, identity: tuple[int, int], mode: int) -> None:
+    """Restore the mode of an entry, if it is still there and has the mode that we gave it."""
     try:
         with Closing(open_top("/")) as root:
-            fd = open_below(root, os.fsdecode(place.lstrip(b"/")), os.O_PATH | os.O_NOFOLLOW)
+            fd = open_below(root, os.fsdecode(path.lstrip(b"/")), os.O_PATH | os.O_NOFOLLOW)
     except OSError:
         return
     with Closing(fd):

@@ -20,7 +20,7 @@ from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import OVERLAY_KINDS, file_system_kind
 from fumehood.linux.nofollow import make_parents, open_below, open_top, split, stat_entry
 from fumehood.linux.staging import Staging, can_rename, find_files_in_use
-from fumehood.linux.steps import UNREACHABLE, Changed, Locked, Sides, restore_modes
+from fumehood.linux.steps import UNREACHABLE, LockedByGit, PathChanged, Sides, restore_modes
 from fumehood.service.layers import record_refs, wait_for_next_second
 from fumehood.store.history import APPLYING, SETTLING
 
@@ -54,7 +54,7 @@ def take_over(
     """Perform every change whose verdict is `applied`, between layers and the project.
 
     A path that is no longer what it was judged against becomes a conflict and stays in the layer, and what belongs
-    together with it too; with `or_nothing`, Changed is raised instead. That, and any other failure, takes back what
+    together with it too; with `or_nothing`, PathChanged is raised instead. That, and any other failure, takes back what
     was done: the project is then as it was. `journal` records how far it has come, with the changes as they are then.
     A file that another program has open for writing is held in the same way, unless it goes `even_open`. Each plain
     swap asks for its own; where one is in doubt, all is taken back, and done again once all files were asked for.
@@ -80,7 +80,7 @@ def take_over(
                 note(SETTLING)
         except _Doubtful:
             is_torn, swaps_ask = True, False
-        except (Changed, OSError, FumehoodError) as error:
+        except (PathChanged, OSError, FumehoodError) as error:
             is_torn = not or_nothing and _is_cut_off(error, changes, roots)
             if not is_torn:
                 restore_modes(nofollow.mode_notes_directory)
@@ -226,7 +226,7 @@ def _perform(
                 at = reached
                 continue
             sides.do(step)
-        except Changed as error:
+        except PathChanged as error:
             waits += 1
             if waits < _MOST_WAITS and _is_gits(error, step.change, sides, note):
                 continue
@@ -241,9 +241,9 @@ def _perform(
         at += 1
 
 
-def _is_gits(error: Changed, change: c.Change, sides: Sides, note: Callable[[str], None]) -> bool:
+def _is_gits(error: PathChanged, change: c.Change, sides: Sides, note: Callable[[str], None]) -> bool:
     """Return True if a step is only to be tried again: git holds a lock, or has refreshed its index, which is noted."""
-    if isinstance(error, Locked):
+    if isinstance(error, LockedByGit):
         time.sleep(_WAIT_S)
         return True
     before = change.before
@@ -260,12 +260,13 @@ def _is_gits(error: Changed, change: c.Change, sides: Sides, note: Callable[[str
     return True
 
 
-def _fail(error: Changed, change: c.Change, changes: Sequence[c.Change], *, or_nothing: bool) -> None:
+def _fail(error: PathChanged, change: c.Change, changes: Sequence[c.Change], *, or_nothing: bool) -> None:
     """Let what is not as it was judged be a conflict; raises where that is not possible."""
     lock = f"{printable(change.path)}.lock"
     if not or_nothing:
-        mark_conflict(change, changes, f"git is at work on it: {lock}" if isinstance(error, Locked) else CHANGED_SINCE)
-    elif isinstance(error, Locked):
+        is_locked = isinstance(error, LockedByGit)
+        mark_conflict(change, changes, f"git is at work on it: {lock}" if is_locked else CHANGED_SINCE)
+    elif isinstance(error, LockedByGit):
         hint = "try again when it is done; where no git runs any more, remove that file"
         raise ApplyFailed(f"git is at work in this repository: {lock}", hint=hint) from error
     else:
@@ -274,7 +275,7 @@ def _fail(error: Changed, change: c.Change, changes: Sequence[c.Change], *, or_n
 
 def _swapped(sides: Sides, steps: Sequence[Step], start: int, done: list[tuple[Sides, Step]], *, asks: bool) -> int:
     """Do plain swaps from one on; return the first not done. Where it `asks` who writes, that one is doubtful."""
-    reached = sides.swap_plainly(steps, start, done, even_open=not asks)
+    reached = sides.swap_files(steps, start, done, even_open=not asks)
     if asks and reached == start:
         raise _Doubtful
     return reached
@@ -325,8 +326,8 @@ class Between:
                 self._staging[number].prepare(mine, here)
                 layer = self._staging[number].directory
                 self.has_copies = True
-            unlocked = {each.path for each in here if each.change == c.DELETED and each.path.endswith(".lock")}
-            sides = self.sides[number] = Sides(layer, live, unlocked)
+            ignored_locks = {each.path for each in here if each.change == c.DELETED and each.path.endswith(".lock")}
+            sides = self.sides[number] = Sides(layer, live, ignored_locks)
             for parent in sorted({_needed(step) for step in mine}):
                 make_parents(sides.layer, parent)
             if number not in self._staging:
@@ -369,7 +370,7 @@ class Between:
     def settle(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
         """Put into the layers what was copied: backups that share no inode with a live file; may be repeated."""
         for number, shared in self._sharing(changes).items():
-            self.sides[number].part_backups(shared)
+            self.sides[number].place_backup_copies(shared)
         for number, staging in self._staging.items():
             staging.move_originals_to_layer([step for step in steps if step.change.root == number])
         self.has_originals = False
@@ -396,7 +397,7 @@ class Between:
         for sides, step in reversed(done):
             try:
                 sides.undo(step)
-            except (Changed, OSError):
+            except (PathChanged, OSError):
                 left.append(printable(step.change.path))
         self.has_originals = bool(left)
         for staging in self._staging.values() if not left else ():

@@ -36,7 +36,7 @@ from fumehood.linux.nofollow import (
     stat_each,
     stat_entry,
 )
-from fumehood.linux.steps import Changed
+from fumehood.linux.steps import PathChanged
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.store.audit import first_paths
@@ -536,11 +536,11 @@ def _take_over(store: Store, project: Project, draft: DraftRecord, whole: WholeD
             run.changed, run.roots, [layer.upper for layer in whole.layers], run.run, or_nothing=True,
             journal=lambda state: store.history.record_progress(run, state),
         )  # fmt: skip
-    except (ApplyFailed, Changed) as error:
+    except (ApplyFailed, PathChanged) as error:
         store.history.withdraw(run, str(error))
         layering.drop(store.places, run.run)
         why = printable(str(error)).removeprefix("nothing was applied: ")
-        why += " changed meanwhile" if isinstance(error, Changed) else ""
+        why += " changed meanwhile" if isinstance(error, PathChanged) else ""
         hint = f"it is all in draft {draft.name} still"
         raise ApplyFailed(f"nothing was applied: {why}", hint=hint) from error
     run.state, run.duration_s = state_of(run.changed), time.time() - run.started_at

@@ -25,7 +25,7 @@ from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import open_top, remove_tree
 from fumehood.linux.process import wait_until_gone
 from fumehood.linux.staging import COPIES_DIR, OLD_ORIGINALS_DIR, ORIGINALS_DIR
-from fumehood.linux.steps import UNREACHABLE, Changed, restore_modes
+from fumehood.linux.steps import UNREACHABLE, PathChanged, restore_modes
 from fumehood.service import layers as layering
 from fumehood.service.apply import Between, planned
 from fumehood.service.conflicts import check_conflicts_in_draft, drop_changes_without_base, find_conflicts
@@ -271,7 +271,7 @@ def _is_taken_back(between: Between, step: Step) -> bool:
         return True
     try:
         sides.undo(step)
-    except Changed:
+    except PathChanged:
         return False
     except OSError as error:
         if step.act == MKDIR and error.errno in (errno.ENOTEMPTY, errno.EEXIST):

@@ -32,7 +32,7 @@ from fumehood.linux.nofollow import (
     stat_entry,
     walk,
 )
-from fumehood.linux.steps import Changed
+from fumehood.linux.steps import PathChanged
 from fumehood.service import layers as layering
 from fumehood.service.apply import take_over
 from fumehood.service.files import LiveFiles, catch_up, record
@@ -330,8 +330,8 @@ def _perform(store: Store, project: Project, run: Run) -> None:
             run.changed, run.roots, store.uppers(run), run.run, or_nothing=True,
             journal=lambda state: store.history.record_progress(run, state),
         )  # fmt: skip
-    except (ApplyFailed, Changed) as error:
-        reason = f"{error} changed meanwhile" if isinstance(error, Changed) else str(error)
+    except (ApplyFailed, PathChanged) as error:
+        reason = f"{error} changed meanwhile" if isinstance(error, PathChanged) else str(error)
         store.history.set_state(run.run, "failed", reason)
         why = reason.removeprefix("nothing was applied: ")
         raise ApplyFailed(f"nothing was restored: {why}", hint="the project is as it was; try again") from error

@@ -16,7 +16,7 @@ from fumehood.linux.gitobjects import changed_repositories, heads_moved_since, i
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.nofollow import is_state_after, split, stamp_of, walk
 from fumehood.linux.staging import find_files_in_use
-from fumehood.linux.steps import Changed
+from fumehood.linux.steps import PathChanged
 from fumehood.service import layers as layering
 from fumehood.service.apply import open_in_words, take_over
 from fumehood.service.conflicts import paths_changed_since, split_by_tree, stat_changes
@@ -346,7 +346,7 @@ def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) ->
                 back.changed, run.roots, store.uppers(back), back.run, staying=stays, or_nothing=True,
                 even_open=True, journal=lambda state: store.history.record_progress(back, state),
             )  # fmt: skip
-        except (ApplyFailed, Changed) as error:
+        except (ApplyFailed, PathChanged) as error:
             store.history.set_state(back.run, "failed", str(error))
             try:
                 _check(store, run, back, back.changed)
