@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fumehood.core.changes import ADDED, FILE, Change
 from fumehood.core.danger import ChangeFacts, find_concern
-from fumehood.core.linter_settings import new_code
+from fumehood.core.linter_settings import new_script_code
 from fumehood.core.settings_text import Unclear, values_at
 from judging import NO_RULES, ROOT, file, is_held, stamp
 
@@ -256,7 +256,7 @@ def test_data_in_a_script_with_comments_is_not_held() -> None:
     old = "/**\n * Ours.\n */\nexport default [{\n  ignores: ['dist/*'],\n}];\n"
     new = old.replace("}];", "  files: ['**/*.ts', \"a/*\"],\n  // for **/*.ts\n}];")
     assert not is_held(file("eslint.config.js", new.encode(), old=old.encode()))
-    assert new_code(old, new) is None
+    assert new_script_code(old, new) is None
 
 
 def test_a_bomb_is_held_soon() -> None:

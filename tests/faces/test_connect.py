@@ -186,7 +186,8 @@ def test_what_a_person_changed_after_the_setup_stays_when_it_is_removed(cli: Cli
     cli("setup", "claude", "--yes")
     path.write_text(path.read_text().replace('"opus"', '"sonnet"'))
     done = cli("setup", "claude", "--yes", "--remove")
-    assert settings_text.parse(path.read_text()).plain() == settings_text.parse(CLAUDE).plain() | {"model": "sonnet"}
+    before = settings_text.parse_json(CLAUDE).as_python()
+    assert settings_text.parse_json(path.read_text()).as_python() == before | {"model": "sonnet"}
     assert [each.read_text() for each in path.parent.glob("*.before-fumehood-*")] == [CLAUDE], done.stdout
 
 

@@ -39,7 +39,7 @@ from fumehood.core.concern import (
     why_flagged,
     why_held,
 )
-from fumehood.core.linter_settings import is_what_cloning_writes, loading_concern, may_load
+from fumehood.core.linter_settings import code_loading_concern, is_written_by_cloning, may_name_code
 from fumehood.core.policy import Rules
 from fumehood.core.value import word_set
 from fumehood.core.wording import brief
@@ -77,7 +77,7 @@ def wants_facts(change: Change, root_facts: RootFacts = _NO_ROOT_FACTS) -> bool:
 
         if git_needs_facts(change, (*around.parts, name), root_facts):
             return True
-    if may_load(settings_name(name, around), around) or name in HELD_END_NAMES:
+    if may_name_code(settings_name(name, around), around) or name in HELD_END_NAMES:
         return True
     if root_facts.environments and _program_name(change, root_facts.environments):
         return True
@@ -153,7 +153,7 @@ def _concern_by_name(
     change: Change, name: str, around: DirectoryMeaning, facts: ChangeFacts, root_facts: RootFacts
 ) -> Concern | None:
     reason = why_held(name, around)
-    if reason is REPOSITORY_SETTINGS and is_what_cloning_writes(change, name, facts):
+    if reason is REPOSITORY_SETTINGS and is_written_by_cloning(change, name, facts):
         return None
     reason = reason or _why_protected(change, root_facts)
     if reason is not None:
@@ -161,8 +161,8 @@ def _concern_by_name(
         return None if is_as_before else hold(*reason)
     by_content = _environment_concern(change, facts, root_facts) if root_facts.environments else None
     name = settings_name(name, around)
-    if by_content is None and may_load(name, around):
-        by_content = loading_concern(name, around.parent, facts)
+    if by_content is None and may_name_code(name, around):
+        by_content = code_loading_concern(name, around.parent, facts)
     if by_content is not None:
         return by_content
     reason = why_flagged(name, around)

@@ -1,7 +1,7 @@
-"""Read settings in JSON, TOML and YAML as their tools do, and edit JSON, leaving every other byte as it was.
+"""Read settings in JSON, TOML and YAML as their tools do, and edit JSON without changing any other byte.
 
-JSON may have comments, as editors and agents write it. The other parsers are loaded when there is something to parse:
-they take longer than a command to start.
+JSON may have comments, as editors and agents write it. The parsers of TOML and YAML are imported only if there is
+something to parse: that takes longer than a command needs to start.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    # A table as a tuple of its pairs, since a key may come twice; a list; a text.
+    # A table (a tuple of pairs, because a key may come twice), a list, or a text.
     Tree = tuple[tuple[str, "Tree"], ...] | list["Tree"] | str
-    Place = tuple[str, ...]  # keys from the top; "" for a list, and for what is merged
-    Wanted = Callable[[str, Place | None], bool]
+    KeyPath = tuple[str, ...]  # keys from the top; "" for a list, and for YAML's merge key `<<`
+    # Is called with a key and the keys above it, or with a text that is a value and None.
+    KeyCheck = Callable[[str, KeyPath | None], bool]
 
-_BLANK = " \t\r\n\ufeff"
+_BLANKS = " \t\r\n\ufeff"
 _LONGEST_NUMBER = 1000  # digits
 
 
 class Node(Value):
-    """A value in the text: where it lies, and what is in it."""
+    """A JSON value in a text, with its place there: an object has members, an array has items."""
 
     start: int
     end: int
@@ -35,27 +36,37 @@ class Node(Value):
     items: tuple[Node, ...] | None = None
 
     def member(self, key: str) -> Node | None:
-        """The value at a key, if this is an object that has it; of several, the last counts."""
+        """Return the value at a key, or None if this is not an object that has it; of several, the last counts."""
         return next((node for name, _, node in reversed(self.members or ()) if name == key), None)
 
-    def plain(self) -> Any:
-        """The value as Python has it."""
+    def entries(self) -> list[tuple[int, int]]:
+        """Return where each member or item begins and ends."""
         if self.members is not None:
-            return {key: node.plain() for key, _, node in self.members}
-        return [node.plain() for node in self.items] if self.items is not None else self.value
+            return [(start, node.end) for _, start, node in self.members]
+        return [(node.start, node.end) for node in self.items or ()]
+
+    def as_python(self) -> Any:
+        """Return the value as Python's `json` would."""
+        if self.members is not None:
+            return {key: node.as_python() for key, _, node in self.members}
+        return [node.as_python() for node in self.items] if self.items is not None else self.value
+
+
+def _parse_int(digits: str) -> int | float:
+    """Read a number of any length, as JavaScript does; `int` refuses long ones."""
+    return int(digits) if len(digits) < _LONGEST_NUMBER else float(digits)
 
 
 class _JsonReader:
     def __init__(self, text: str) -> None:
         self.text = text
-        # Of any length, as JavaScript reads numbers; Python's own has a limit.
-        self.decoder = json.JSONDecoder(parse_int=lambda it: int(it) if len(it) < _LONGEST_NUMBER else float(it))
+        self.decoder = json.JSONDecoder(parse_int=_parse_int)
 
-    def skip(self, at: int) -> int:
-        """Pass over blanks and comments."""
+    def skip_blanks(self, at: int) -> int:
+        """Return the next place that is neither blank nor in a comment."""
         text = self.text
         while at < len(text):
-            if text[at] in _BLANK:
+            if text[at] in _BLANKS:
                 at += 1
             elif text.startswith("//", at):
                 end = text.find("\n", at)
@@ -67,61 +78,62 @@ class _JsonReader:
                 break
         return at
 
-    def fail(self, at: int, why: str) -> BadRequest:
+    def error(self, at: int, why: str) -> BadRequest:
         line = self.text.count("\n", 0, at) + 1
         return BadRequest(f"line {line}: {why}", hint="correct the file first; nothing was changed")
 
-    def value(self, at: int) -> Node:
-        at = self.skip(at)
+    def read_value(self, at: int) -> Node:
+        at = self.skip_blanks(at)
         opening = self.text[at : at + 1]
         if opening == "{":
-            return self.block(at, "}")
+            return self.read_block(at, "}")
         if opening == "[":
-            return self.block(at, "]")
+            return self.read_block(at, "]")
         try:
             value, end = self.decoder.raw_decode(self.text, at)
         except (ValueError, IndexError) as error:
-            raise self.fail(at, "a value is expected") from error
+            raise self.error(at, "a value is expected") from error
         return Node(start=at, end=end, value=value)
 
-    def block(self, start: int, closing: str) -> Node:
-        """Read an object or an array, a comma at its end allowed."""
+    def read_block(self, start: int, closing: str) -> Node:
+        """Read an object or an array; a comma after its last entry is allowed."""
         members: list[tuple[str, int, Node]] = []
         items: list[Node] = []
-        at = self.skip(start + 1)
+        at = self.skip_blanks(start + 1)
         while self.text[at : at + 1] != closing:
             if closing == "}":
-                key = self.value(at)
-                colon = self.skip(key.end)
+                key = self.read_value(at)
+                colon = self.skip_blanks(key.end)
                 if not isinstance(key.value, str) or self.text[colon : colon + 1] != ":":
-                    raise self.fail(at, 'a "key": is expected')
-                node = self.value(colon + 1)
+                    raise self.error(at, 'a "key": is expected')
+                node = self.read_value(colon + 1)
                 members.append((key.value, key.start, node))
             else:
-                node = self.value(at)
+                node = self.read_value(at)
                 items.append(node)
-            at = self.skip(node.end)
+            at = self.skip_blanks(node.end)
             if self.text[at : at + 1] == ",":
-                at = self.skip(at + 1)
+                at = self.skip_blanks(at + 1)
             elif self.text[at : at + 1] != closing:
-                raise self.fail(at, f"a comma or {closing} is expected")
+                raise self.error(at, f"a comma or {closing} is expected")
         if closing == "}":
             return Node(start=start, end=at + 1, members=tuple(members))
         return Node(start=start, end=at + 1, items=tuple(items))
 
 
-def parse(text: str) -> Node:
-    """Read a whole text; an empty one is an empty object."""
+def parse_json(text: str) -> Node:
+    """Read a whole text, with comments allowed; raises BadRequest."""
     reader = _JsonReader(text)
-    node = reader.value(0)
-    if reader.skip(node.end) != len(text):
-        raise reader.fail(reader.skip(node.end), "something stands after the end")
+    node = reader.read_value(0)
+    end = reader.skip_blanks(node.end)
+    if end != len(text):
+        raise reader.error(end, "something stands after the end")
     return node
 
 
 def with_member(text: str, path: list[str], value: Any) -> str:
-    """Set the value at a path of keys, making the objects on the way."""
-    node = parse(text)
+    """Return the text with a value set at a path of keys; missing objects on the way are made."""
+    node = parse_json(text)
     for depth, key in enumerate(path):
         if node.members is None:
             raise BadRequest(f"{'.'.join(path[:depth]) or 'the file'} is not an object", hint="nothing was changed")
@@ -129,272 +141,276 @@ def with_member(text: str, path: list[str], value: Any) -> str:
         if inner is None:
             for name in reversed(path[depth + 1 :]):
                 value = {name: value}
-            last = node.members[-1][2] if node.members else None
-            first = node.members[0][1] if node.members else None
-            return _inserted(text, node, last, first, f"{json.dumps(key)}: ", value)
+            return _insert(text, node, f"{json.dumps(key)}: ", value)
         node = inner
-    return text[: node.start] + _written(value, _indent(text, node.start)) + text[node.end :]
+    return text[: node.start] + _format_json(value, _indent(text, node.start)) + text[node.end :]
 
 
 def with_item(text: str, path: list[str], value: Any) -> str:
-    """Append a value to the array at a path, making it if there is none."""
-    node: Node | None = parse(text)
+    """Return the text with a value appended to the array at a path, which is made if there is none."""
+    node: Node | None = parse_json(text)
     for key in path:
         node = node.member(key) if node is not None else None
     if node is None:
         return with_member(text, path, [value])
     if node.items is None:
         raise BadRequest(f"{'.'.join(path)} is not a list", hint="nothing was changed")
-    last = node.items[-1] if node.items else None
-    return _inserted(text, node, last, node.items[0].start if node.items else None, "", value)
+    return _insert(text, node, "", value)
 
 
-def without(text: str, path: list[str | int]) -> str:
-    """Remove the member or item at a path, with its comma."""
-    node = parse(text)
+def without_entry(text: str, path: list[str | int]) -> str:
+    """Return the text without the member or item at a path, and without its comma."""
+    node = parse_json(text)
     for step in path[:-1]:
         inner = node.member(step) if isinstance(step, str) else (node.items or ())[step]
         if inner is None:
             return text
         node = inner
-    step = path[-1]
-    if isinstance(step, str):
-        places = [(start, each.end) for key, start, each in node.members or () if key == step]
-        if not places:
+    last_step = path[-1]
+    if isinstance(last_step, str):
+        numbers = [number for number, (key, _, _) in enumerate(node.members or ()) if key == last_step]
+        if not numbers:
             return text
-        start, end = places[-1]
-    else:
-        start, end = (node.items or ())[step].start, (node.items or ())[step].end
-    return _cut(text, node, start, end)
+        return _remove(text, node, numbers[-1])
+    return _remove(text, node, last_step)
 
 
-def _cut(text: str, block: Node, start: int, end: int) -> str:
+def _remove(text: str, block: Node, number: int) -> str:
+    """Return the text without one entry of a block."""
+    entries = block.entries()
+    start, end = entries[number]
     reader = _JsonReader(text)
-    after = reader.skip(end)
-    inner = block.items or [node for _, _, node in block.members or ()]
-    ends = [node.end for node in inner if node.end < start]
+    after = reader.skip_blanks(end)
     if text[after : after + 1] == ",":
         end = after + 1
-    elif ends:
-        comma = reader.skip(ends[-1])
-        # A comment after it keeps its place, and then so does the comma.
+    elif number:
+        # It is the last entry: then the comma before it goes. If a comment stands between the two, both stay.
+        comma = reader.skip_blanks(entries[number - 1][1])
         if not text[comma + 1 : start].strip():
             start = comma
-    line = text.rfind("\n", 0, start) + 1
-    if not text[line:start].strip() and text[end : end + 1] in ("\n", ""):
-        start = max(line - 1, block.start + 1)
+    line_start = text.rfind("\n", 0, start) + 1
+    if not text[line_start:start].strip() and text[end : end + 1] in ("\n", ""):
+        start = max(line_start - 1, block.start + 1)
     return text[:start] + text[end:]
 
 
-def _inserted(text: str, block: Node, last: Node | None, first: int | None, lead: str, value: Any) -> str:
-    if last is None or first is None:
+def _insert(text: str, block: Node, key: str, value: Any) -> str:
+    """Return the text with a new last entry in a block; `key` is what stands before the value."""
+    entries = block.entries()
+    if not entries:
         indent = _indent(text, block.start)
-        inner = f"\n{indent}  {lead}{_written(value, indent + '  ')}\n{indent}"
-        return text[: block.start + 1] + inner + text[block.end - 1 :]
-    indent = _indent(text, first)
-    is_multiline = "\n" in text[block.start : block.end]
-    at = last.end
-    after = _JsonReader(text).skip(at)
+        content = f"\n{indent}  {key}{_format_json(value, indent + '  ')}\n{indent}"
+        return text[: block.start + 1] + content + text[block.end - 1 :]
+    indent = _indent(text, entries[0][0])
+    at = entries[-1][1]
+    after = _JsonReader(text).skip_blanks(at)
     comma = ","
-    if text[after : after + 1] == ",":  # one stood at the end already
+    if text[after : after + 1] == ",":  # the last entry has one already
         at, comma = after + 1, ""
-    between = f"\n{indent}" if is_multiline else " "
-    return f"{text[:at]}{comma}{between}{lead}{_written(value, indent)}{text[at:]}"
+    is_multiline = "\n" in text[block.start : block.end]
+    blank = f"\n{indent}" if is_multiline else " "
+    return f"{text[:at]}{comma}{blank}{key}{_format_json(value, indent)}{text[at:]}"
 
 
 def _indent(text: str, at: int) -> str:
+    """Return the blanks at the beginning of the line that a place is in."""
     line = text[text.rfind("\n", 0, at) + 1 : at]
     return line[: len(line) - len(line.lstrip())]
 
 
-def _written(value: Any, indent: str) -> str:
+def _format_json(value: Any, indent: str) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False).replace("\n", f"\n{indent}")
 
 
-# The commands that an agent's settings name: its hooks and its servers.
+# Commands in the settings of agents: their hooks and servers.
 
-_KEYS = ("command", "cmd", "args")
+_COMMAND_KEYS = ("command", "cmd", "args")
 
 
 def commands_in(text: str, *, is_toml: bool = False) -> list[str]:
-    """Return each command, with its arguments, of settings in JSON or TOML; none where they can't be understood."""
+    """Return each command of settings in JSON or TOML, with its arguments; none if the text can't be parsed."""
     try:
         if is_toml:
             import tomllib
 
-            return list(_commands(tomllib.loads(text)))
-        return list(_commands(parse(text).plain()))
+            return list(_commands_in(tomllib.loads(text)))
+        return list(_commands_in(parse_json(text).as_python()))
     except (BadRequest, ValueError, RecursionError):
         return []
 
 
-def _commands(value: Any) -> Iterator[str]:
+def _commands_in(value: Any) -> Iterator[str]:
     if isinstance(value, list):
-        for each in value:
-            yield from _commands(each)
+        for item in value:
+            yield from _commands_in(item)
     elif isinstance(value, dict):
-        lists = (each if isinstance(each, list) else [each] for each in map(value.get, _KEYS))
+        lists = (words if isinstance(words, list) else [words] for words in map(value.get, _COMMAND_KEYS))
         words = [word for words in lists for word in words if isinstance(word, str)]
         if words:
             yield " ".join(words)
-        for each in value.values():
-            yield from _commands(each)
+        for item in value.values():
+            yield from _commands_in(item)
 
-# What settings in TOML, JSON and YAML say, however they spell it: a key may be written with escapes, on a line of its
-# own, by an alias.
+
+# Values of settings in TOML, JSON and YAML, however they are spelled: a key can be written with escapes, on a line of
+# its own, or by an alias.
 
 _MOST_VALUES = 20_000  # with aliases, a short text can stand for more than any memory holds
-_DEEPEST, _MOST_DOTS = 100, 500
+_DEEPEST_NESTING, _MOST_DOTS_IN_LINE = 100, 500
 _YAML, _BINARY = "tag:yaml.org,2002:", "tag:yaml.org,2002:binary"
 
 
 class Unclear(Exception):
-    """A text that can't be parsed, that tools may differ about, or that stands for too much."""
+    """A text that can't be parsed, that tools may read differently, or that stands for too many values."""
 
 
-def values_at(text: str, kind: str, is_wanted: Wanted) -> set[tuple[Place, str]]:
-    """Return the values at all keys that are wanted, each with the keys that lead there and written out.
+def values_at(text: str, format_name: str, is_wanted: KeyCheck) -> set[tuple[KeyPath, str]]:
+    """Return the values at all wanted keys, each as a text with the keys that lead to it; raises Unclear.
 
-    `is_wanted` is asked about every key, with those above it, and about every text that is a value, with None. A text
-    that stands alone is at no key, and wanted. Raises Unclear.
+    Texts that are wanted as values are returned too, and a text that is the whole settings.
     """
-    parse_all = _PARSERS.get(kind)
-    if parse_all is None or any(line.count(".") > _MOST_DOTS for line in text.split("\n")):
+    parse = _PARSERS.get(format_name)
+    if parse is None or any(line.count(".") > _MOST_DOTS_IN_LINE for line in text.split("\n")):
         raise Unclear
-    # Nested as no settings are: parsers need time that grows with the square of that.
+    # No settings are nested so deeply, and the time of parsers grows with the square of the depth.
     depth = 0
     for sign in text:
         depth += (sign in "[{") - (sign in "]}")
-        if depth > _DEEPEST:
+        if depth > _DEEPEST_NESTING:
             raise Unclear
     try:
-        return {each for tree in parse_all(text) for each in _wanted(tree, (), is_wanted)}
+        return {value for tree in parse(text) for value in _values_in(tree, (), is_wanted)}
     except (ValueError, OverflowError, RecursionError):
         raise Unclear from None
 
 
-def _wanted(tree: Tree, place: Place, is_wanted: Wanted) -> Iterator[tuple[Place, str]]:
+def _values_in(tree: Tree, path: KeyPath, is_wanted: KeyCheck) -> Iterator[tuple[KeyPath, str]]:
     if isinstance(tree, str):
-        if not place or is_wanted(tree, None):
-            yield place, tree
+        if not path or is_wanted(tree, None):
+            yield path, tree
     elif isinstance(tree, list):
-        for each in tree:
-            yield from _wanted(each, (*place, ""), is_wanted)
+        for item in tree:
+            yield from _values_in(item, (*path, ""), is_wanted)
     else:
         for key, value in tree:
-            here = (*place, "" if key == "<<" else key)
-            if is_wanted(key, place):
-                yield here, _shown(value)
+            value_path = (*path, "" if key == "<<" else key)
+            if is_wanted(key, path):
+                yield value_path, _format_tree(value)
             else:
-                yield from _wanted(value, here, is_wanted)
+                yield from _values_in(value, value_path, is_wanted)
 
 
-def _shown(tree: Tree) -> str:
+def _format_tree(tree: Tree) -> str:
     if isinstance(tree, str):
         return tree
     if isinstance(tree, list):
-        return f"[{', '.join(map(_shown, tree))}]"
-    return f"{{{', '.join(f'{key}: {_shown(value)}' for key, value in tree)}}}"
+        return f"[{', '.join(map(_format_tree, tree))}]"
+    return f"{{{', '.join(f'{key}: {_format_tree(value)}' for key, value in tree)}}}"
 
 
-def is_odd(line: str, escapes: tuple[str, ...]) -> bool:
-    """Return True if a line could have a part in spelling a key that is not seen; `escapes` are in lower case."""
-    bare = line.lower().replace("\\\\", "")  # two that stand together are one, and escape nothing
-    is_escaped = bare[-1:] == "\\" or any(escape in bare for escape in escapes)
+def may_hide_key(line: str, escapes: tuple[str, ...]) -> bool:
+    """Return True if a line could be a part of a hidden key; `escapes` are escapes that can hide one, in lower case."""
+    unpaired = line.lower().replace("\\\\", "")  # a pair of backslashes means one, and escapes nothing
+    is_escaped = unpaired[-1:] == "\\" or any(escape in unpaired for escape in escapes)
     if line[0] in ":?" or is_escaped or "<<" in line:
         return True
     for word in line.replace(",", " ").split():
-        # It may stand for another one, or says by a tag of YAML's what another one is.
+        # YAML's anchors and aliases can stand for a key; a tag can say how to read one.
         name = word.lstrip("[{(-:\"'")
         if word.lstrip("[{(-:")[:1] == "!" or (name[:1] in ("*", "&") and name[1:2].isalnum()):
             return True
     return False
 
 
-def _tree(value: Any, parts: Callable[[Any], Any], left: Iterator[int]) -> Tree:
-    """Make a tree of what a parser returned; `parts` returns a value's pairs as a tuple, its items, or its text."""
-    if next(left, None) is None:
+def _to_tree(value: Any, content_of: Callable[[Any], Any], budget: Iterator[int]) -> Tree:
+    """Make a tree of what a parser returned; raises Unclear if it has more values than `budget`.
+
+    `content_of` returns a table's pairs as a tuple, a list's items as a list, or the text of anything else.
+    """
+    if next(budget, None) is None:
         raise Unclear
-    inner = parts(value)
-    if isinstance(inner, tuple):
-        return tuple((key, _tree(each, parts, left)) for key, each in inner)
-    return [_tree(each, parts, left) for each in inner] if isinstance(inner, list) else f"{inner}"
+    content = content_of(value)
+    if isinstance(content, tuple):
+        return tuple((key, _to_tree(item, content_of, budget)) for key, item in content)
+    return [_to_tree(item, content_of, budget) for item in content] if isinstance(content, list) else f"{content}"
 
 
-def _toml(text: str) -> list[Tree]:
+def _parse_toml(text: str) -> list[Tree]:
     import tomllib
 
-    def parts(value: Any) -> Any:
+    def content_of(value: Any) -> Any:
         return tuple(value.items()) if isinstance(value, dict) else value
 
-    return [_tree(tomllib.loads(text), parts, iter(range(_MOST_VALUES)))]
+    return [_to_tree(tomllib.loads(text), content_of, iter(range(_MOST_VALUES)))]
 
 
-def _json(text: str) -> list[Tree]:
-    def parts(node: Node) -> Any:
+def _parse_json_tree(text: str) -> list[Tree]:
+    def content_of(node: Node) -> Any:
         if node.members is not None:
-            return tuple((key, each) for key, _, each in node.members)
+            return tuple((key, value) for key, _, value in node.members)
         return node.value if node.items is None else list(node.items)
 
     try:
-        return [_tree(parse(text), parts, iter(range(_MOST_VALUES)))]
+        return [_to_tree(parse_json(text), content_of, iter(range(_MOST_VALUES)))]
     except BadRequest:
         raise Unclear from None
 
 
-def _yaml(text: str) -> list[Tree]:
+def _parse_yaml(text: str) -> list[Tree]:
     import yaml
 
-    def parts(node: Any) -> Any:
+    def content_of(node: Any) -> Any:
         if node.id != "mapping":
             return node.value
         if any(key.id != "scalar" or not key.tag.startswith(_YAML) or key.tag == _BINARY for key, _ in node.value):
-            raise Unclear  # Ruby and Go take what is written in base64 for a text
-        return tuple((key.value, each) for key, each in node.value)
+            raise Unclear  # Ruby and Go decode a key in base64 to a text
+        return tuple((key.value, value) for key, value in node.value)
 
-    left = iter(range(_MOST_VALUES))
+    budget = iter(range(_MOST_VALUES))
     try:
-        # Nodes are all that is wanted of it: in values, a key that comes twice is there once.
-        return [_tree(node, parts, left) for node in yaml.compose_all(text, yaml.SafeLoader)]
+        # Nodes and not Python values: in a `dict`, a key that comes twice would be there once.
+        return [_to_tree(node, content_of, budget) for node in yaml.compose_all(text, yaml.SafeLoader)]
     except yaml.YAMLError:
         raise Unclear from None
 
 
-def _json_or_yaml(text: str) -> list[Tree]:
-    """Read what is JSON to some tools and YAML to others, and to some the second without the comments of the first."""
+def _parse_json_or_yaml(text: str) -> list[Tree]:
+    """Read a text that some tools take for JSON, others for YAML, and some for YAML without JSON's comments."""
     try:
-        trees = _yaml(text)
+        trees = _parse_yaml(text)
     except Unclear:
         trees = []
     if trees and all(isinstance(tree, str) for tree in trees):
         return trees
     if "//" in text or "/*" in text:
         try:
-            json.loads(text)  # without comments, all read it alike: what looks like one is in an address
+            # If it is JSON without comments, all tools read it alike: the slashes are in an address.
+            json.loads(text)
         except ValueError:
             raise Unclear from None
     try:
-        return trees + _json(text)
+        return trees + _parse_json_tree(text)
     except Unclear:
-        if not trees or "\\" in text:  # what that means depends on the quotes around it, for which the two differ
+        # What a backslash means depends on the quotes around it, which JSON and YAML read differently.
+        if not trees or "\\" in text:
             raise
     return trees
 
 
 _PARSERS: dict[str, Callable[[str], list[Tree]]] = {
-    "toml": _toml, "json": _json, "yaml": _yaml, "json or yaml": _json_or_yaml,
+    "toml": _parse_toml, "json": _parse_json_tree, "yaml": _parse_yaml, "json or yaml": _parse_json_or_yaml,
 }  # fmt: skip
 
 
-def parsed_package(text: str) -> object:
-    """Read a package's settings, in which ESLint takes comments, too; raises ValueError, RecursionError."""
+def read_package(text: str) -> object:
+    """Return the content of a `package.json`, in which ESLint allows comments; raises ValueError, RecursionError."""
     text = text.removeprefix("\ufeff")
     try:
-        return json.loads(text, parse_int=float)  # as JavaScript: of any length
+        return json.loads(text, parse_int=float)  # of any length, as in JavaScript
     except ValueError:
         if "/" not in text:
             raise
     try:
-        return parse(text).plain()
+        return parse_json(text).as_python()
     except BadRequest as error:
         raise ValueError from error

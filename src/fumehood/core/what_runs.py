@@ -317,10 +317,10 @@ def texts_in_settings(text: str) -> Iterator[tuple[str, bool]]:
 
 def tasks_at_opening(text: str, mark: str) -> str:
     """Return those of an editor's tasks that have a mark; all, where one may start others or none can be told."""
-    from fumehood.core.settings_text import parse
+    from fumehood.core.settings_text import parse_json
 
     try:
-        node = parse(text)
+        node = parse_json(text)
     except (BadRequest, ValueError, RecursionError):
         return text
     tasks = node.member("tasks")

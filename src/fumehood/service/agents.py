@@ -18,7 +18,7 @@ from fumehood.core.inside import BEGAN, ENDED, Agent, known_agents
 from fumehood.core.masks import MOVABLE, is_in
 from fumehood.core.report import quote_name, shorten
 from fumehood.core.request import SESSION_BIN
-from fumehood.core.settings_text import parse
+from fumehood.core.settings_text import parse_json
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.cache import replace_file
@@ -162,7 +162,7 @@ def _give(room: int, name: str, source: str, keys: tuple[str, ...], mark: str) -
         data = os.read(file, _MOST)
     if keys:
         try:
-            settings = parse(data.decode()).plain()  # comments are allowed
+            settings = parse_json(data.decode()).as_python()  # comments are allowed
         except (UnicodeDecodeError, RecursionError, BadRequest) as error:
             raise BadRequest(f"{source} is not JSON: {error}", hint="correct it, or move it away") from error
         if not isinstance(settings, dict):
