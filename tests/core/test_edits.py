@@ -2,7 +2,7 @@
 
 import pytest
 
-from fumehood.core.edits import patch_in, patched, replaced
+from fumehood.core.edits import edits_of_patch, patch_in_shell_line, piece_replacer
 
 PATCH = """*** Begin Patch
 *** Add File: new/a.txt
@@ -27,23 +27,23 @@ BEFORE = b"old = 1\ndef f():\n    pass\n    old = 1\n\nend\n"
 
 
 def test_a_patch_names_every_file_and_what_it_will_hold() -> None:
-    planned = patched(PATCH)
+    planned = edits_of_patch(PATCH)
     assert planned is not None
     assert [(each.path, each.is_removed) for each in planned] == [
         ("new/a.txt", False), ("b.py", False), ("gone", True), ("from", True), ("to/there", False),
     ]  # fmt: skip
-    assert planned[0].becomes is not None
-    assert planned[0].becomes(None) == b"one\n\n"
-    assert planned[1].becomes is not None
-    assert planned[1].becomes(BEFORE) == b"old = 1\ndef f():\n    pass\n    new = 2\n\nend\nmore\n"
+    assert planned[0].make_content is not None
+    assert planned[0].make_content(None) == b"one\n\n"
+    assert planned[1].make_content is not None
+    assert planned[1].make_content(BEFORE) == b"old = 1\ndef f():\n    pass\n    new = 2\n\nend\nmore\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"def f():\n pass\n", BEFORE.replace(b"\n", b"\r\n"), b"\xff", None])
 def test_where_a_patch_does_not_fit_exactly_nothing_is_told(content: bytes | None) -> None:
-    planned = patched(PATCH)
+    planned = edits_of_patch(PATCH)
     assert planned is not None
-    assert planned[1].becomes is not None
-    assert planned[1].becomes(content) is None
+    assert planned[1].make_content is not None
+    assert planned[1].make_content(content) is None
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_where_a_patch_does_not_fit_exactly_nothing_is_told(content: bytes | Non
     ],
 )  # fmt: skip
 def test_a_patch_that_is_not_understood_is_none(text: str) -> None:
-    assert patched(text) is None
+    assert edits_of_patch(text) is None
 
 
 def test_a_line_of_a_file_that_looks_like_a_header_is_a_line() -> None:
-    planned = patched("*** Begin Patch\n*** Update File: a\n *** Delete File: b\n+x\n*** End Patch")
+    planned = edits_of_patch("*** Begin Patch\n*** Update File: a\n *** Delete File: b\n+x\n*** End Patch")
     assert planned is not None
     assert [each.path for each in planned] == ["a"]
 
@@ -75,7 +75,7 @@ def test_a_line_of_a_file_that_looks_like_a_header_is_a_line() -> None:
     ],
 )
 def test_a_shell_line_that_codex_takes_for_a_patch_is_one(line: str, directory: str) -> None:
-    assert patch_in(line) == (PATCH, directory)
+    assert patch_in_shell_line(line) == (PATCH, directory)
 
 
 @pytest.mark.parametrize(
@@ -100,13 +100,13 @@ def test_a_shell_line_that_codex_takes_for_a_patch_is_one(line: str, directory: 
     ],
 )
 def test_any_other_line_is_a_command(line: str) -> None:
-    assert patch_in(line) is None
+    assert patch_in_shell_line(line) is None
 
 
 def test_a_piece_is_replaced_where_it_is_there_exactly() -> None:
-    assert replaced("a", "b", everywhere=False)(b"xax") == b"xbx"
-    assert replaced("a", "b", everywhere=False)(b"aa") is None
-    assert replaced("a", "b", everywhere=True)(b"aa") == b"bb"
-    assert replaced("a", "b", everywhere=False)(None) is None
-    assert replaced("", "new", everywhere=False)(None) == b"new"
-    assert replaced("", "new", everywhere=False)(b"x") is None
+    assert piece_replacer("a", "b", everywhere=False)(b"xax") == b"xbx"
+    assert piece_replacer("a", "b", everywhere=False)(b"aa") is None
+    assert piece_replacer("a", "b", everywhere=True)(b"aa") == b"bb"
+    assert piece_replacer("a", "b", everywhere=False)(None) is None
+    assert piece_replacer("", "new", everywhere=False)(None) == b"new"
+    assert piece_replacer("", "new", everywhere=False)(b"x") is None

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from conftest import FRESH, fresh_directory, need, remove_tree, scratch
 from fumehood.core import changes as c
-from fumehood.core.edits import hunks, quoted
+from fumehood.core.edits import hunks, quote_path
 from fumehood.core.gitconfig import changed_keys, key_concern, may_name_program, parse
 from fumehood.core.judge import judge
 from fumehood.core.patterns import IgnoreRules
@@ -168,8 +168,8 @@ def test_any_layer_is_scanned_judged_and_told(place, above, below):
 def test_any_name_is_one_line_of_printable_text(name):
     text = os.fsdecode(name)
     assert printable(text).isprintable()
-    assert "\n" not in quoted(text)
-    assert quoted(text).isascii() or quoted(text).isprintable()
+    assert "\n" not in quote_path(text)
+    assert quote_path(text).isascii() or quote_path(text).isprintable()
 
 
 ROWS = ["a", "b", "", "\x1b[2J", "\r", "x\x0cy", "\u2028", "\udcff", "- c", "+ d", "\\ No newline", "@@ -1 +1 @@"]

@@ -24,7 +24,7 @@ from repository import COMMITTED, GIT, KEPT, MESSAGE, OBJECTS, STAGED, STATE
 
 from conftest import PREFIX, scratch
 from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
-from fumehood.core.edits import Planned
+from fumehood.core.edits import PlannedEdit
 from fumehood.linux.capture import COPY
 from fumehood.linux.probe import granted_groups
 from fumehood.service import edits
@@ -313,7 +313,7 @@ class Machine(RuleBasedStateMachine):
         store, project = self.sandbox._store, self.sandbox._project
         places, call = store.places, self.contents.new()
         seat = EditedProject(project=project.id, roots=project.roots)
-        wanted = edits.targets(seat, project.path, [Planned(path=path, is_removed=removes)])
+        wanted = edits.targets(seat, project.path, [PlannedEdit(path=path, is_removed=removes)])
         self._tick()
         with FileLock(places.lock(f"project-{project.id}")):
             edits.begin(places, seat, "", call, f"Edit {path}", project.path, wanted, {})

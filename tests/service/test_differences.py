@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import need
 from fumehood import BadRequest, Run, Sandbox
-from fumehood.core.edits import hunks, merged, quoted, with_hunks
+from fumehood.core.edits import hunks, merge_texts, quote_path, text_with_hunks
 from fumehood.service import differences as module
 from fumehood.service.differences import Difference, differences, each_difference
 from fumehood.service.store import Store
@@ -507,7 +507,7 @@ def test_a_change_in_a_long_text_is_small() -> None:
 
 
 def test_plain_names_are_not_quoted() -> None:
-    assert quoted("src/grün 1.py") == "src/grün 1.py"
+    assert quote_path("src/grün 1.py") == "src/grün 1.py"
 
 
 TEXTS = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "d"]), max_size=30).map("".join)
@@ -516,26 +516,26 @@ TEXTS = st.lists(st.sampled_from(["a\n", "b\n", "c\n", "d"]), max_size=30).map("
 @given(TEXTS, TEXTS)
 def test_all_hunks_are_the_new_text_and_none_the_old(old: str, new: str) -> None:
     count = sum(line.startswith("@@") for line in hunks(old, new))
-    assert with_hunks(old, new, range(count)) == new
-    assert with_hunks(old, new, ()) == old
+    assert text_with_hunks(old, new, range(count)) == new
+    assert text_with_hunks(old, new, ()) == old
 
 
 @given(TEXTS, TEXTS, TEXTS)
 def test_what_only_one_side_changed_is_merged_without_a_question(base: str, one: str, other: str) -> None:
     names = ("one", "other")
-    assert merged(base, one, base, names) == (one, 0)
-    assert merged(base, base, other, names) == (other, 0)
-    assert merged(base, one, one, names) == (one, 0)
-    text, places = merged(None, one, other, names)
+    assert merge_texts(base, one, base, names) == (one, 0)
+    assert merge_texts(base, base, other, names) == (other, 0)
+    assert merge_texts(base, one, one, names) == (one, 0)
+    text, places = merge_texts(None, one, other, names)
     assert text.count("<<<<<<< one\n") == places
     assert (places == 0) == (one == other)
 
 
 def test_both_sides_changes_of_one_place_are_marked() -> None:
     base = "".join(f"{number}\n" for number in range(1, 8))
-    text, places = merged(base, base.replace("2", "two"), base.replace("6", "six"), ("now", "run"))
+    text, places = merge_texts(base, base.replace("2", "two"), base.replace("6", "six"), ("now", "run"))
     assert (text, places) == ("1\ntwo\n3\n4\n5\nsix\n7\n", 0)
-    text, places = merged(base, base.replace("2", "two"), base.replace("2", "zwei"), ("now", "run"))
+    text, places = merge_texts(base, base.replace("2", "two"), base.replace("2", "zwei"), ("now", "run"))
     assert (text, places) == ("1\n<<<<<<< now\ntwo\n=======\nzwei\n>>>>>>> run\n3\n4\n5\n6\n7\n", 1)
 
 

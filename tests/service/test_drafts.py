@@ -14,7 +14,7 @@ import pytest
 
 from faulty import BEFORE, CHANGE
 from fumehood import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict, Policy, Run, Sandbox
-from fumehood.core.edits import merged
+from fumehood.core.edits import merge_texts
 from fumehood.linux.layer import LayerStack, MergedDirectory
 from fumehood.linux.libc import Closing
 from fumehood.service import drafting, drafts
@@ -166,7 +166,7 @@ def test_a_merge_is_clean_only_where_git_s_is_and_then_the_same(tmp_path: Path) 
             (tmp_path / name).write_text(text)
         command = ["git", "merge-file", "-p", "ours", "base", "theirs"]
         git = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        text, places = merged(texts["base"], texts["ours"], texts["theirs"], ("ours", "theirs"))
+        text, places = merge_texts(texts["base"], texts["ours"], texts["theirs"], ("ours", "theirs"))
         if not places:
             clean += 1
             assert (git.returncode, git.stdout) == (0, text), texts

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fumehood import Policy, Sandbox
-from fumehood.core.edits import Planned, written
+from fumehood.core.edits import PlannedEdit, content_writer
 from fumehood.core.report import Run
 from fumehood.errors import UndoRefused
 from fumehood.faces.cli.hook import end_edit
@@ -39,7 +39,7 @@ class Client:
     def begin(self, *paths: str, removed: bool = False) -> str:
         """Say that files are to be written; returns the name of the call."""
         self._calls += 1
-        planned = [Planned(path=path, is_removed=removed) for path in paths]
+        planned = [PlannedEdit(path=path, is_removed=removed) for path in paths]
         seat = EditedProject(project=self.project.id, roots=self.project.roots)
         wanted = edits.targets(seat, self.project.path, planned)
         call = f"call-{self._calls}"
@@ -388,9 +388,9 @@ def test_a_session_is_taken_back_whole_or_not_at_all_unless_forced(
 @pytest.fixture
 def reasons(store: Store, known: Project) -> Callable[..., str]:
     def judge(path: str, content: str | None = None, **more: Any) -> str:
-        becomes = None if content is None else written(content)
+        make_content = None if content is None else content_writer(content)
         seat = EditedProject(project=known.id, roots=known.roots)
-        wanted = edits.targets(seat, known.path, [Planned(path=path, becomes=becomes, **more)])
+        wanted = edits.targets(seat, known.path, [PlannedEdit(path=path, make_content=make_content, **more)])
         judged = edits.judged(seat, Policy(), "apply", wanted)
         assert leftovers(store) == []
         return "; ".join(judged.reasons)

@@ -273,12 +273,12 @@ with Sandbox(project) as sandbox:
 
 def test_a_clients_edit_of_a_file_in_it_is_one_of_that_root(tell):
     tell(VOLUME, """
-from fumehood.core.edits import Planned
+from fumehood.core.edits import PlannedEdit
 from fumehood.service.edits import judged, targets
 from fumehood.store.edits import EditedProject
 
 seat = EditedProject(project=1, roots=(str(project), f"{project}/volume"))
-planned = [Planned(path=name, becomes=None) for name in ("volume/there", "src/file", "volume/.envrc")]
+planned = [PlannedEdit(path=name, make_content=None) for name in ("volume/there", "src/file", "volume/.envrc")]
 wanted = targets(seat, str(project), planned)
 same([(each.root, each.path) for each in wanted], [(1, "there"), (0, "src/file"), (1, ".envrc")])
 same([reason.partition(":")[0] for reason in judged(seat, Policy(), "", wanted).reasons], [".envrc"])

@@ -7,7 +7,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import swaps_no_directory
-from fumehood.core.edits import with_hunks
+from fumehood.core.edits import text_with_hunks
 from fumehood.core.judge import CHANGED_SINCE, HeldChanges, is_mounted_on, keep_replacements_whole, without_conflicts
 from fumehood.core.masks import is_in
 from fumehood.core.questions import digest_of, held_digest
@@ -140,7 +140,7 @@ def apply_hunks(
 
     def edit(old: bytes, new: bytes) -> bytes:
         before, after = (each.decode(errors="surrogateescape") for each in (old, new))
-        return with_hunks(before, after, wanted).encode(errors="surrogateescape")
+        return text_with_hunks(before, after, wanted).encode(errors="surrogateescape")
 
     return apply_edited(store, project, run, path, edit, here=here, expected=expected)
 

@@ -14,7 +14,7 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.edits import equal_lines, hunks, quoted
+from fumehood.core.edits import equal_lines, hunks, quote_path
 from fumehood.core.judge import object_store_of
 from fumehood.core.masks import is_in, make_masks, paths_inside
 from fumehood.core.report import Run, printable, show_command
@@ -84,7 +84,7 @@ def differences(
     for each in each_difference(store, run, paths, here=here, hidden_by=hidden_by):
         room -= len(each.text)
         if room < 0:
-            text = f"not shown: {quoted(each.path)}: the other differences are long already; ask for this path\n"
+            text = f"not shown: {quote_path(each.path)}: the other differences are long already; ask for this path\n"
             each = each.replace(text=text, shown=False)  # noqa: PLW2901
         shown.append(each)
     return shown
@@ -108,7 +108,7 @@ def each_difference(
         for change in wanted:
             above, _, name = f"{run.roots[change.root]}/{change.path}".rpartition("/")
             if hidden and is_in(f"{os.path.realpath(above)}/{name}", hidden):
-                text = f"not shown: {quoted(change.path)}: it is hidden from commands\n"
+                text = f"not shown: {quote_path(change.path)}: it is hidden from commands\n"
                 yield Difference(
                     path=change.path, root=run.roots[change.root], change=change.change, kind=change.kind, text=text,
                     binary=False, shown=False,
@@ -396,7 +396,7 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
     if not old.has_content and not new.has_content:
         return _Part(text=_other(name, old, new))
     modes = mode_lines(old.stamp, new.stamp)
-    notes = [f"{note}: {quoted(name)}\n" for note in dict.fromkeys((old.note, new.note)) if note]
+    notes = [f"{note}: {quote_path(name)}\n" for note in dict.fromkeys((old.note, new.note)) if note]
     notes += _mode_note(name, old.stamp, new.stamp)
     notes += _attribute_note(name, old, new)
     unshown = [version.why for version in (old, new) if version.data is None]
@@ -411,12 +411,12 @@ def _part(name: str, old: _Version, new: _Version) -> _Part:
         begun = [*modes, *_sides(name, old, new)]
         if is_binary:
             both = zip((old, new), ("a/", "b/"), strict=True)
-            was, now = ("/dev/null" if each.stamp is None else quoted(side + name) for each, side in both)
+            was, now = ("/dev/null" if each.stamp is None else quote_path(side + name) for each, side in both)
             begun = [header(name), *modes, f"Binary files {was} and {now} differ\n"]
         text = "".join([*notes, *begun, f"not shown: {why} ({_sizes(old, new)})\n"])
         return _Part(text=text, binary=is_binary, shown=False)
     if is_alike and not modes and not notes:
-        return _Part(text=f"touched: {quoted(name)} (its content is the same)\n")
+        return _Part(text=f"touched: {quote_path(name)} (its content is the same)\n")
     lines = list(hunks(*((version.data or b"").decode(errors="surrogateescape") for version in (old, new))))
     sides = _sides(name, old, new) if lines else []
     begun = [header(name), *modes, *sides, *lines] if lines or modes else []
@@ -430,12 +430,12 @@ def _other(name: str, old: _Version, new: _Version) -> str:
     if stamp is None:
         return ""
     slash = "/" if stamp.kind == c.DIRECTORY else ""
-    return f"{act} {stamp.kind} {quoted(name + slash)} (mode {stamp.mode:04o})\n"
+    return f"{act} {stamp.kind} {quote_path(name + slash)} (mode {stamp.mode:04o})\n"
 
 
 def header(name: str) -> str:
     """Write the line that begins a file's part of a patch, as git does."""
-    return f"diff --git {quoted(f'a/{name}')} {quoted(f'b/{name}')}\n"
+    return f"diff --git {quote_path(f'a/{name}')} {quote_path(f'b/{name}')}\n"
 
 
 def _mode_note(name: str, old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
@@ -443,7 +443,7 @@ def _mode_note(name: str, old: c.Stamp | None, new: c.Stamp | None) -> list[str]
     if old is None or new is None or old.mode == new.mode or {old.mode, new.mode} == {0o644, 0o755}:
         return []
     slash = "/" if new.kind == c.DIRECTORY else ""
-    return [f"mode {old.mode:04o} → {new.mode:04o}: {quoted(name + slash)}\n"]
+    return [f"mode {old.mode:04o} → {new.mode:04o}: {quote_path(name + slash)}\n"]
 
 
 def _attribute_note(name: str, old: _Version, new: _Version) -> list[str]:
@@ -452,7 +452,7 @@ def _attribute_note(name: str, old: _Version, new: _Version) -> list[str]:
     if was is None or now is None:
         return []
     other = sorted(each for each in was.keys() | now.keys() if was.get(each) != now.get(each))
-    return [f"attributes changed: {quoted(name)} ({', '.join(map(quoted, other))})\n"] if other else []
+    return [f"attributes changed: {quote_path(name)} ({', '.join(map(quote_path, other))})\n"] if other else []
 
 
 def mode_lines(old: c.Stamp | None, new: c.Stamp | None) -> list[str]:
@@ -474,7 +474,7 @@ def _sides(name: str, old: _Version, new: _Version) -> list[str]:
     """Write the two lines that name the versions; as git does, a tab ends a name with a space in it."""
     end = "\t\n" if " " in name else "\n"
     return [
-        f"{sign} /dev/null\n" if version.stamp is None else f"{sign} {quoted(side + name)}{end}"
+        f"{sign} /dev/null\n" if version.stamp is None else f"{sign} {quote_path(side + name)}{end}"
         for sign, side, version in (("---", "a/", old), ("+++", "b/", new))
     ]
 

@@ -12,7 +12,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.edits import MARKS, merged
+from fumehood.core.edits import CONFLICT_MARKS, merge_texts
 from fumehood.core.judge import git_directories
 from fumehood.core.masks import is_below, is_in
 from fumehood.core.patterns import lies_in_cache
@@ -260,7 +260,7 @@ def _brought_together(
     if b"\0" in ours + theirs:
         return Conflict(root=root, path=change.path, reason="both have changed it, and it is no text")
     texts = [None if each is None else each.decode(errors="surrogateescape") for each in (base, theirs, ours)]
-    text, places = merged(texts[0], texts[1] or "", texts[2] or "", (IN_PROJECT, f"draft {draft.name}"))
+    text, places = merge_texts(texts[0], texts[1] or "", texts[2] or "", (IN_PROJECT, f"draft {draft.name}"))
     return Merge(change=change, root=root, text=text, places=places, live=theirs)
 
 
@@ -277,14 +277,15 @@ def write_merge(whole: WholeDraft, merge: Merge) -> None:
 
 def refuse_marks(store: Store, draft: DraftRecord, whole: WholeDraft) -> None:
     """Refuse a draft in which somebody must still choose between two versions of some lines."""
-    first = f"{MARKS[0]}{IN_PROJECT}\n".encode()
+    first = f"{CONFLICT_MARKS[0]}{IN_PROJECT}\n".encode()
     for name in whole.members:
         for (root, path), _ in rebased_by(store, store.history.find(name)):
             if root in whole.run.roots:
                 content = _content(whole.layers[whole.run.roots.index(root)].upper, path)
                 if content is not None and first in content:
                     raise BadRequest(
-                        f"{printable(path)} has lines in draft {draft.name} that are still marked with {MARKS[0]}",
+                        f"{printable(path)} has lines in draft {draft.name} that are still marked with "
+                        f"{CONFLICT_MARKS[0]}",
                         hint=f"choose there: fumehood run --draft {draft.name} -- …, then apply it",
                     )
 

@@ -34,7 +34,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
-    from fumehood.core.edits import Planned
+    from fumehood.core.edits import PlannedEdit
     from fumehood.core.policy import Policy
     from fumehood.service.store import Store
     from fumehood.store.edits import EditedProject, Flags
@@ -50,13 +50,13 @@ _TICK_NS = 50_000_000  # two writes within that may leave the same time
 class Target(Value):
     """A file that an edit would write: by the number of a root and the path in it, or nowhere in the roots."""
 
-    planned: Planned
+    planned: PlannedEdit
     real: str
     root: int = -1
     path: str = ""
 
 
-def targets(edited_project: EditedProject, cwd: str, planned: Sequence[Planned]) -> list[Target]:
+def targets(edited_project: EditedProject, cwd: str, planned: Sequence[PlannedEdit]) -> list[Target]:
     """Return where an edit would write, links followed as the client follows them."""
     reached = []
     for each in planned:
@@ -130,15 +130,15 @@ def _why_not(top: int, target: Target, status: os.stat_result | None) -> str:
 
 def _foreseen(top: int, target: Target, status: os.stat_result | None) -> bytes | None:
     """Return what a file will hold; None where that is not known, or too long to be judged."""
-    becomes = target.planned.becomes
-    if becomes is None or status is None:
-        return None if becomes is None else becomes(None)
+    make_content = target.planned.make_content
+    if make_content is None or status is None:
+        return None if make_content is None else make_content(None)
     try:
         with Closing(open_below(top, target.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)) as file:
             content = os.read(file, _MOST_READ)
     except PermissionError:
         return None
-    return becomes(content) if len(content) < _MOST_READ else None
+    return make_content(content) if len(content) < _MOST_READ else None
 
 
 def _change(target: Target, status: os.stat_result | None, size: int) -> c.Change:

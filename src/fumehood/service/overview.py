@@ -10,7 +10,7 @@ from itertools import islice
 
 from fumehood.core import questions
 from fumehood.core.changes import APPLIED, HELD, Change
-from fumehood.core.edits import MARKS
+from fumehood.core.edits import CONFLICT_MARKS
 from fumehood.core.inside import SHOW
 from fumehood.core.masks import is_in
 from fumehood.core.policy import EVERY_HOST, FULL, NONE, Policy, decide_network
@@ -212,7 +212,7 @@ def perform(store: Store, run: Run, chosen: Chosen) -> Run:
         return decide.apply_hunks(
             store, project, run, chosen.paths[0], set(chosen.hunks), here=here, expected=chosen.expected
         )
-    left = [line for line in chosen.content.split("\n") if line.startswith((MARKS[0], MARKS[2]))]
+    left = [line for line in chosen.content.split("\n") if line.startswith((CONFLICT_MARKS[0], CONFLICT_MARKS[2]))]
     if left:
         raise BadRequest(f"both versions are still there, after {left[0]!r}", hint="keep one of them, or some of each")
     content = chosen.content.encode()

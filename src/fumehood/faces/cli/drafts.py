@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fumehood.core.edits import MARKS
+from fumehood.core.edits import CONFLICT_MARKS
 from fumehood.core.report import Run, how_many, pick_fields, printable
 from fumehood.core.wording import fit_columns
 from fumehood.errors import BadRequest, DraftConflict
@@ -139,9 +139,9 @@ def conflict_excerpts(text: str) -> str:
     shown: set[int] = set()  # numbers of lines
     start = None
     for number, line in enumerate(lines):
-        if line.startswith(MARKS[0]):
+        if line.startswith(CONFLICT_MARKS[0]):
             start = number
-        elif line.startswith(MARKS[2]) and start is not None:
+        elif line.startswith(CONFLICT_MARKS[2]) and start is not None:
             shown.update(range(max(0, start - _CONTEXT_LINES), min(len(lines), number + _CONTEXT_LINES + 1)))
             start = None
     pieces = [

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from fumehood.core.edits import Becomes, Planned
+    from fumehood.core.edits import MakeContent, PlannedEdit
 
     Answer = dict[str, Any]
 
@@ -399,24 +399,24 @@ _PIECE_FIELDS = (("old_string", "new_string"), ("old_str", "new_str"), ("oldStri
 _EVERYWHERE_FIELDS = ("replace_all", "replaceAll", "allow_multiple")
 
 
-def shell_patch(call: ToolCall) -> tuple[list[Planned], str] | None:
+def shell_patch(call: ToolCall) -> tuple[list[PlannedEdit], str] | None:
     """Return the edits that the patch in a shell line makes, and their directory; None if it is not a clear patch."""
-    from fumehood.core.edits import patch_in, patched
+    from fumehood.core.edits import edits_of_patch, patch_in_shell_line
 
     command = command_of(call)
-    patch, directory = (None if command.is_list else patch_in(command.text)) or ("", "")
-    planned = patched(patch)
+    patch, directory = (None if command.is_list else patch_in_shell_line(command.text)) or ("", "")
+    planned = edits_of_patch(patch)
     return None if planned is None else (planned, directory)
 
 
-def planned_edits(call: ToolCall) -> list[Planned]:
+def planned_edits(call: ToolCall) -> list[PlannedEdit]:
     """Return the files that an edit tool changes, and how; raises BadRequest if that can't be found out."""
-    from fumehood.core.edits import Planned, patched
+    from fumehood.core.edits import PlannedEdit, edits_of_patch
 
     fields = call.input if isinstance(call.input, dict) else {}
     if call.tool in call.client.patches:
         text = call.input if isinstance(call.input, str) else fields.get(call.client.patches[call.tool])
-        planned = patched(text) if isinstance(text, str) else None
+        planned = edits_of_patch(text) if isinstance(text, str) else None
         if planned is None:
             raise BadRequest("the patch is not understood", hint="write it as *** Begin Patch … *** End Patch")
         return planned
@@ -424,22 +424,24 @@ def planned_edits(call: ToolCall) -> list[Planned]:
     # A client may strip blanks around the name, and then edit another file.
     if not isinstance(path, str) or not path or path != path.strip() or "\0" in path:
         raise BadRequest("the edit names no file", hint="give the whole path of one")
-    return [Planned(path=path, becomes=_edit_effect(fields), is_removed=call.tool == "Delete")]
+    return [PlannedEdit(path=path, make_content=_edit_effect(fields), is_removed=call.tool == "Delete")]
 
 
-def _edit_effect(fields: dict[str, object]) -> Becomes | None:
+def _edit_effect(fields: dict[str, object]) -> MakeContent | None:
     """Return the function that makes the new content of a file; None if the fields of the edit do not define one."""
-    from fumehood.core.edits import replaced, written
+    from fumehood.core.edits import content_writer, piece_replacer
 
-    def pieces(table: dict[str, object]) -> list[Becomes]:
+    def pieces(table: dict[str, object]) -> list[MakeContent]:
         pairs = ((table.get(old), table.get(new)) for old, new in _PIECE_FIELDS)
         all_of_them = any(table.get(name) for name in _EVERYWHERE_FIELDS)
         return [
-            replaced(old, new, everywhere=all_of_them)
+            piece_replacer(old, new, everywhere=all_of_them)
             for old, new in pairs if isinstance(old, str) and isinstance(new, str)
         ]  # fmt: skip
 
-    ways: list[Becomes] = [written(text) for name in _WHOLE_FILE_FIELDS if isinstance(text := fields.get(name), str)]
+    ways: list[MakeContent] = [
+        content_writer(text) for name in _WHOLE_FILE_FIELDS if isinstance(text := fields.get(name), str)
+    ]
     ways += pieces(fields)
     if isinstance(edit_list := fields.get("edits"), list):
         edits = [pieces(each) if isinstance(each, dict) else [] for each in edit_list]

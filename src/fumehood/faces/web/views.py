@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from fumehood.core import changes as c
 from fumehood.core import wording
-from fumehood.core.edits import hunks, merged
+from fumehood.core.edits import hunks, merge_texts
 from fumehood.core.questions import held_item
 from fumehood.core.report import Run, printable
 from fumehood.core.value import Value
@@ -425,7 +425,7 @@ def _conflict_fields(page: Page, run: Run, change: c.Change) -> dict[str, object
     if len(line_ends) > 1 or any(each and "\r" in each.replace("\r\n", "") for each in texts):
         return {"why": "its lines end in several ways, so it can't be edited here"}
     before, now, after = texts
-    merge, conflict_places = merged(before, now or "", after or "", ("in the project", f"run {run.number}"))
+    merge, conflict_places = merge_texts(before, now or "", after or "", ("in the project", f"run {run.number}"))
     return {
         "why": "", "base": before, "now": now, "run": after, "merge": merge, "places": conflict_places,
         "is_dos": "\r\n" in (now or ""),
