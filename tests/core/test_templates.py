@@ -40,7 +40,7 @@ def printed(line, tmp_path, shell="sh"):
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 def test_hostile_values_are_words_and_nothing_else(tmp_path, shell):
     kinds = {"a": TEXT, "b": TEXT, "list": {"type": "array", "items": TEXT}}
-    line = tool("printf '%s|' {a}{b} x={a} -- {list}", {"properties": kinds, "required": [*kinds]}).line
+    line = tool("printf '%s|' {a}{b} x={a} -- {list}", {"properties": kinds, "required": [*kinds]}).shell_line
     for value in HOSTILE:
         words = [value + value, f"x={value}", "--", value, "end"]
         assert printed(line({"a": value, "b": value, "list": [value, "end"]}), tmp_path, shell) == words
@@ -49,20 +49,20 @@ def test_hostile_values_are_words_and_nothing_else(tmp_path, shell):
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")), st.text("ab' \"\\$`\n;", max_size=9))
 @example("{b}", "{a}")
 def test_any_value_is_one_word(first, second):
-    line = tool("printf '%s|' {a} {b}").line({"a": first, "b": second})
+    line = tool("printf '%s|' {a} {b}").shell_line({"a": first, "b": second})
     done = subprocess.run(["sh", "-c", line], capture_output=True, check=True)
     assert done.stdout.decode() == f"{first}|{second}|"
 
 
 def test_each_kind_of_value_is_written_sensibly_and_what_is_missing_is_left_out(tmp_path):
-    line = tool(PRINT_ALL, ALL).line
+    line = tool(PRINT_ALL, ALL).shell_line
     everything = {
         "text": "t", "number": -1.5, "whole": 3, "flag": True, "list": ["x", "y z"], "word": "b", "short": "xy",
     }  # fmt: skip
     assert printed(line(everything), tmp_path) == ["t", "--n=-1.5", "3", "true", "x", "y z", "b", "xy"]
     assert printed(line({"text": "t", "number": None}), tmp_path) == ["t", "false"]
     assert printed(line({"text": "t", "number": 2.0, "list": []}), tmp_path) == ["t", "--n=2", "false"]
-    assert printed(tool("printf '%s|' {{x}} ${x} {x}").line({"x": "v"}), tmp_path) == ["{x}", "v"]
+    assert printed(tool("printf '%s|' {{x}} ${x} {x}").shell_line({"x": "v"}), tmp_path) == ["{x}", "v"]
 
 
 @pytest.mark.parametrize("wrong", [
@@ -74,7 +74,7 @@ def test_each_kind_of_value_is_written_sensibly_and_what_is_missing_is_left_out(
 ])  # fmt: skip
 def test_arguments_that_the_schema_does_not_allow_run_nothing(wrong):
     with pytest.raises(BadRequest):
-        tool(PRINT_ALL, ALL).line(wrong)
+        tool(PRINT_ALL, ALL).shell_line(wrong)
 
 
 def test_the_schema_for_a_model_is_one_and_takes_the_same():

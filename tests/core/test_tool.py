@@ -7,7 +7,7 @@ import pytest
 from jsonschema import Draft202012Validator
 from mcp.types import Tool
 
-from fumehood.core.tool import DESCRIPTION, FORMATS, NAME, RUN_COMMAND, definition, parse_facts
+from fumehood.core.tool import DESCRIPTION, FORMATS, NAME, RUN_COMMAND, parse_facts, run_command_definition
 
 # What each interface documents for a tool: its keys, and where the schema of the arguments is.
 SHAPES = {
@@ -27,7 +27,7 @@ def inside(told, path):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_definition_has_the_keys_of_its_interface(form):
-    told = definition(form)
+    told = run_command_definition(form)
     keys, where = SHAPES[form]
     assert set(told) == keys
     assert inside(told, where) == RUN_COMMAND.schema
@@ -58,13 +58,13 @@ def test_the_description_says_what_a_model_must_know(word):
 
 
 def test_changing_a_definition_leaves_the_next_one_alone():
-    definition("mcp")["inputSchema"]["properties"]["command"]["type"] = "number"
+    run_command_definition("mcp")["inputSchema"]["properties"]["command"]["type"] = "number"
     assert RUN_COMMAND.schema["properties"]["command"]["type"] == "string"
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_schema_is_one_and_takes_what_a_model_sends(form):
-    found = inside(definition(form), SHAPES[form][1])
+    found = inside(run_command_definition(form), SHAPES[form][1])
     Draft202012Validator.check_schema(found)
     takes = Draft202012Validator(found).is_valid
     assert takes({"command": "make"})
@@ -77,8 +77,8 @@ def test_the_schema_is_one_and_takes_what_a_model_sends(form):
 
 
 def test_the_mcp_definition_is_what_the_protocol_s_own_types_take():
-    tool = Tool.model_validate(definition("mcp"))
-    assert tool.model_dump(by_alias=True, exclude_none=True) == definition("mcp")
+    tool = Tool.model_validate(run_command_definition("mcp"))
+    assert tool.model_dump(by_alias=True, exclude_none=True) == run_command_definition("mcp")
 
 
 def test_what_is_asked_inside_is_whole_or_not_taken_and_a_program_that_hangs_costs_its_version():

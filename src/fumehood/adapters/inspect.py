@@ -130,7 +130,7 @@ def own_tools() -> list[Tool]:
         async def execute(**arguments: object) -> str:
             environment: FumehoodSandboxEnvironment = sandbox().as_type(FumehoodSandboxEnvironment)
             try:
-                return (await environment.sandbox.arun(template.line(arguments))).for_model()
+                return (await environment.sandbox.arun(template.shell_line(arguments))).for_model()
             except FumehoodError as error:  # returned to the model, because a raised error would end the sample
                 return environment.sandbox.refusal(error)
 

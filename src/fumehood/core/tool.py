@@ -1,9 +1,10 @@
-"""The tool that a model is offered, and what commands find in their sandbox, as a text for a model.
+"""The tools that a model is offered, and what commands find in their sandbox, as a text for a model.
 
-Command templates: a `[[tool]]` of the configuration is a tool for a model; its arguments become words of a command.
+Besides our own tool, each `[[tool]]` of the configuration is one: a command template. Its arguments become words of a
+command.
 
-Every value is quoted, always. That holds only where the shell reads a quoted word as one, so a template in which a
-placeholder stands anywhere else (in quotes, in a comment, in what the shell reads twice) is refused beforehand.
+Every value is quoted, always. That is safe only where the shell reads a quoted word as one word. So a template is
+refused if a placeholder stands anywhere else: in quotes, in a comment, or in what the shell reads twice.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fumehood.core.request import OWN_TOOLS, shell_quote
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 
-Problem = tuple[str, str, str]  # the key that it is about, what is wrong, and what to write instead
+Problem = tuple[str, str, str]  # the key, what is wrong with it, and what to write instead
 
 NAME = "run_command"
 TITLE = "Run a command in the hood"
@@ -54,13 +55,18 @@ LONGEST_FOR_OPENAI = 1024  # characters of a description
 
 
 def description(mark: str = "", extra: str = "") -> str:
-    """Say what the tool does, and how its report is told from what a command prints; then an application's own words.
+    """Return what the tool does, and how to tell its report from what a command prints; `extra` is added to it.
 
-    Without a mark, that is left to the answers: their letters stay the same, and the last line of this form counts.
+    Without a mark, the model learns the letters of that line from the answers: they stay the same, and the last line of
+    this form counts.
     """
     letters = "" if mark else " (the last of its form, its letters always the same)"
-    words = _DESCRIPTION.format(line=mark_line(mark or "…"), letters=letters, nothing_ran=NOTHING_RAN)
-    return f"{words}\n\n{extra.strip()}" if extra.strip() else words
+    text = _DESCRIPTION.format(line=mark_line(mark or "…"), letters=letters, nothing_ran=NOTHING_RAN)
+    return _with_extra(text, extra)
+
+
+def _with_extra(text: str, extra: str) -> str:
+    return f"{text}\n\n{extra.strip()}" if extra.strip() else text
 
 
 DESCRIPTION = description()
@@ -81,91 +87,96 @@ _PARAMETERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def definition(form: str, mark: str = "", extra: str = "") -> dict[str, Any]:
-    """Return the tool as one vendor's interface wants it.
+def run_command_definition(format_name: str, mark: str = "", extra: str = "") -> dict[str, Any]:
+    """Return our own tool in the format of one interface.
 
-    `mark` is that of the `Sandbox` whose runs the model will be told of; `extra` is added to the description.
+    `mark` is that of the `Sandbox` whose reports the model will get; `extra` is added to the description.
     """
-    return _in_format(form, NAME, description(mark, extra), RUN_COMMAND.schema, TITLE)
+    return _in_format(format_name, NAME, description(mark, extra), RUN_COMMAND.schema, TITLE)
 
 
-def _in_format(form: str, name: str, words: str, parameters: dict[str, Any], title: str = "") -> dict[str, Any]:
-    if form not in FORMATS:
-        raise BadRequest(f"there is no format {form!r} for tools", hint=f"one of: {', '.join(FORMATS)}")
-    over = len(words) - LONGEST_FOR_OPENAI
-    if form == "openai" and over > 0:
-        raise BadRequest(f"what is said of {name} is {over} characters too long for OpenAI", hint="add less to it")
-    function = {"name": name, "description": words, "parameters": parameters}
-    titled = {"title": title} if title else {}
+def _in_format(
+    format_name: str, name: str, text: str, parameters: dict[str, Any], title: str = ""
+) -> dict[str, Any]:  # fmt: skip
+    if format_name not in FORMATS:
+        raise BadRequest(f"there is no format {format_name!r} for tools", hint=f"one of: {', '.join(FORMATS)}")
+    excess = len(text) - LONGEST_FOR_OPENAI
+    if format_name == "openai" and excess > 0:
+        raise BadRequest(f"the description of {name} is {excess} characters too long for OpenAI", hint="add less to it")
+    function = {"name": name, "description": text, "parameters": parameters}
+    title_field = {"title": title} if title else {}
     annotations = {
-        "readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True, **titled,
+        "readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True, **title_field,
     }  # fmt: skip
     return {
         "openai": {"type": "function", "function": function},
         "ollama": {"type": "function", "function": function},
-        "anthropic": {"name": name, "description": words, "input_schema": parameters},
-        "mcp": {"name": name, "description": words, "inputSchema": parameters, "annotations": annotations, **titled},
-    }[form]  # fmt: skip
+        "anthropic": {"name": name, "description": text, "input_schema": parameters},
+        "mcp": {
+            "name": name, "description": text, "inputSchema": parameters, "annotations": annotations, **title_field,
+        },
+    }[format_name]  # fmt: skip
 
 
-# What commands find in their sandbox: the questions asked inside it, and the answers as a text for a model.
+# What commands find in their sandbox: a script that is run inside it, and its output as a text for a model.
 
-def _plain(names: str) -> tuple[tuple[str, str, str], ...]:
+def _with_version_option(names: str) -> tuple[tuple[str, str, str], ...]:
     return tuple((name, name, "--version") for name in names.split())
 
 
-# Program, its name for people, and what makes it tell its version.
-_GROUPS = {
-    "shells": _plain("bash zsh fish"),
+# Of each program: its name, its name for people, and the argument with which it prints its version.
+_PROGRAM_GROUPS = {
+    "shells": _with_version_option("bash zsh fish"),
     "runtimes": (
         ("python3", "Python", "--version"), ("node", "Node.js", "--version"), ("deno", "Deno", "--version"),
         ("bun", "Bun", "--version"), ("ruby", "Ruby", "--version"), ("perl", "Perl", "-v"), ("php", "PHP", "--version"),
         ("lua", "Lua", "-v"), ("go", "Go", "version"), ("rustc", "Rust", "--version"), ("java", "Java", "-version"),
         ("gcc", "GCC", "--version"), ("clang", "Clang", "--version"),
     ),
-    "managers": _plain("pip uv npm cargo apk apt-get"),
-    "tools": _plain(
+    "managers": _with_version_option("pip uv npm cargo apk apt-get"),
+    "tools": _with_version_option(
         "git curl wget tar unzip zip jq gawk sed grep find make cmake rg fd sqlite3 ssh rsync diff patch gh docker"
     ),
 }  # fmt: skip
 _TMP = "/tmp"  # noqa: S108 - as the command sees it, like the others
-_PLACES = ("/workspace", _TMP, "/playground", "/", "/usr", "/etc", "/home")
-_LIMITS = {"memory_kib": "-v", "processes": "-u", "files": "-n", "cpu_s": "-t", "file_size_blocks": "-f"}
-_LIMIT_WORDS = {
+_WRITABLE_CANDIDATES = ("/workspace", _TMP, "/playground", "/", "/usr", "/etc", "/home")
+_ULIMIT_FLAGS = {"memory_kib": "-v", "processes": "-u", "files": "-n", "cpu_s": "-t", "file_size_blocks": "-f"}
+_LIMIT_TEXTS = {
     MEMORY: "{} of memory", PROCESSES: "{} processes", CPU: "{} of processor time",
     FILES: "{} open files a process", FILE_SIZE: "{} a file", WRITTEN: "{} written in all",
     TIME: "{} a command",
 }  # fmt: skip
-_OWNERS = {
+_OWNERSHIP_TEXTS = {
     PRETEND: "Owners are not changed: giving a file to another user or group does nothing, and reports success.",
     REFUSE: "Owners are not changed: giving a file to another user or group fails.",
 }
-_WHOLE = "whole"
+_COMPLETE = "whole"  # the key of the line that is printed once all facts but the versions are
 _VERSION = re.compile(r"\d+(?:\.\d+)+[0-9A-Za-z.+_-]*")
 
 
 def facts_script(remembered: Iterable[str] = ()) -> str:
-    """Return the shell script that tells, a line a fact: a key, a tab, a value.
+    """Return a shell script that prints facts, one a line: a key, a tab, a value.
 
-    Versions come last, behind a line that says all else was told: to start every program takes seconds, and one that
-    hangs is not waited for. One that is `remembered`, by what identifies its file, is not started. Outside the system's
-    directories a program may be a stand-in, which starts another by some setting: it is started each time.
+    Versions come last, after a line that says that all other facts are complete: to start every program takes seconds,
+    and a program that hangs is not waited for. Programs are not started if their version is remembered: `remembered`
+    has what identifies their files. This holds for programs in the system's directories only: elsewhere, a program may
+    start another one that some setting names.
     """
     identities = "\n".join(remembered)
     lines = [
         f"remembered={shell_quote(identities, always=True)}",
         "say() { printf '%s\\t%s\\n' \"$1\" \"$2\"; }",
         # Root's `test -w` says yes to everything in some shells, so writing is tried.
-        'try() { (: > "$1/.fumehood-$$") 2>/dev/null && rm -f "$1/.fumehood-$$" && say writable "$1"; }',
-        # No id but the command's own is there, so what succeeds is pretended.
-        'own() { : > "$1" && { chown 1:1 "$1" && say ownership pretend || say ownership refuse; }; rm -f "$1"; }',
-        'first() { case $(readlink -f "$(command -v "$1")") in */busybox) echo "(busybox)"; return ;; esac',
+        'try_writing() { (: > "$1/.fumehood-$$") 2>/dev/null && rm -f "$1/.fumehood-$$" && say writable "$1"; }',
+        # In a sandbox there is no other id, so a `chown` that succeeds only pretends to.
+        'ownership() { : > "$1" && { chown 1:1 "$1" && say ownership pretend || say ownership refuse; }; rm -f "$1"; }',
+        'version_line() { case $(readlink -f "$(command -v "$1")") in */busybox) echo "(busybox)"; return ;; esac',
         '"$@" </dev/null 2>&1 | grep -m 1 "[0-9][.][0-9]"; }',
         "identity() { case $1 in /usr/*|/bin/*|/sbin/*) stat -L -c '%n %i %s %Y %Z' \"$1\" 2>/dev/null ;; esac; }",
-        'there() { at=$(command -v "$2") || return; id=$(identity "$at"); [ -z "$id" ] || say "identity:$2" "$id"',
-        'say "$1:$2"; }',
+        'has_program() { at=$(command -v "$2") || return; id=$(identity "$at")',
+        '[ -z "$id" ] || say "identity:$2" "$id"; say "$1:$2"; }',
         'version() { at=$(command -v "$1") || return; id=$(identity "$at")',
-        'case "\n$remembered\n" in *"\n${id:-none}\n"*) ;; *) say "version:$1" "$(first "$@")" ;; esac; }',
+        'case "\n$remembered\n" in *"\n${id:-none}\n"*) ;; *) say "version:$1" "$(version_line "$@")" ;; esac; }',
         'say os "$(. /etc/os-release 2>/dev/null; echo "$PRETTY_NAME")"',
         'say shell_program "$(readlink -f /proc/$$/exe)"',
         'say machine "$(uname -m)"; say kernel "$(uname -r)"; say uid "$(id -u)"; say cwd "$PWD"; say home "$HOME"',
@@ -173,25 +184,25 @@ def facts_script(remembered: Iterable[str] = ()) -> str:
         'say cpus "$(nproc 2>/dev/null || grep -c ^processor /proc/cpuinfo)"',
         "say interfaces \"$(sed -n 's/^ *\\([^:|]*\\):.*/\\1/p' /proc/net/dev | tr '\\n' ' ')\"",
     ]
-    for group, programs in _GROUPS.items():
-        lines += [f"there {group} {program}" for program, _, _ in programs]
-    lines += [f"try {place}" for place in ('"$PWD"', '"$HOME"', '"$HOME/playground"', *_PLACES)]
+    for group, programs in _PROGRAM_GROUPS.items():
+        lines += [f"has_program {group} {program}" for program, _, _ in programs]
+    lines += [f"try_writing {place}" for place in ('"$PWD"', '"$HOME"', '"$HOME/playground"', *_WRITABLE_CANDIDATES)]
     lines.append('say home_has "$(ls -A "$HOME" 2>/dev/null | grep -vx playground | head -n 60 | tr "\\n" " ")"')
-    lines.append(f'own "{_TMP}/.fumehood-$$" 2>/dev/null')
-    lines += [f'say limit:{name} "$(ulimit {flag} 2>/dev/null)"' for name, flag in _LIMITS.items()]
-    lines.append(f"say {_WHOLE} yes")
-    lines += [f"version {program} {flag}" for programs in _GROUPS.values() for program, _, flag in programs]
+    lines.append(f'ownership "{_TMP}/.fumehood-$$" 2>/dev/null')
+    lines += [f'say limit:{name} "$(ulimit {flag} 2>/dev/null)"' for name, flag in _ULIMIT_FLAGS.items()]
+    lines.append(f"say {_COMPLETE} yes")
+    lines += [f"version {program} {flag}" for programs in _PROGRAM_GROUPS.values() for program, _, flag in programs]
     return "\n".join([*lines, "true"])
 
 
 def parse_facts(output: str, remembered: Mapping[str, str] | None = None) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the facts that the script printed, and the versions of programs by what identifies their files.
 
-    Nothing where it did not get as far as the versions; a program that was not asked by then has none.
+    Both are empty if the script ended before the versions. A program that was not started by then has the version "".
     """
-    facts: dict[str, Any] = {group: {} for group in _GROUPS} | {"writable": [], "limits": {}}
+    facts: dict[str, Any] = {group: {} for group in _PROGRAM_GROUPS} | {"writable": [], "limits": {}}
     identities: dict[str, str] = {}
-    versions, said = dict(remembered or {}), dict[str, str]()
+    versions_by_identity, printed_versions = dict(remembered or {}), dict[str, str]()
     for key, tab, value in (line.partition("\t") for line in output.splitlines()):
         kind, _, name = key.partition(":")
         if not tab:
@@ -202,42 +213,50 @@ def parse_facts(output: str, remembered: Mapping[str, str] | None = None) -> tup
             facts["limits"][name] = int(value) if value.isdecimal() else None
         elif kind == "identity":
             identities[name] = value
-        elif name and kind in _GROUPS:
-            facts[kind][name] = versions.get(identities.get(name, ""), "")
+        elif name and kind in _PROGRAM_GROUPS:
+            facts[kind][name] = versions_by_identity.get(identities.get(name, ""), "")
         elif kind == "version":
-            said[name] = _version(value)
+            printed_versions[name] = _version(value)
         elif not name:
             facts[key] = int(value) if key in ("uid", "cpus") and value.isdecimal() else value.strip()
-    if facts.pop(_WHOLE, "") != "yes":
+    if facts.pop(_COMPLETE, "") != "yes":
         return {}, {}
-    facts |= {group: {name: said.get(name, version) for name, version in facts[group].items()} for group in _GROUPS}
-    versions |= {identities[name]: version for name, version in said.items() if name in identities}
-    return facts, {identity: versions[identity] for identity in identities.values() if identity in versions}
+    for group in _PROGRAM_GROUPS:
+        facts[group] = {name: printed_versions.get(name, version) for name, version in facts[group].items()}
+    versions_by_identity |= {
+        identities[name]: version for name, version in printed_versions.items() if name in identities
+    }
+    return facts, {
+        identity: versions_by_identity[identity]
+        for identity in identities.values() if identity in versions_by_identity
+    }  # fmt: skip
 
 
-def _version(said: str) -> str:
-    is_busybox = "busybox" in said.lower() or "not GNU" in said  # as its sed says
-    version = _VERSION.search(said)
-    return "(busybox)" if is_busybox else version[0] if version else ""
+def _version(line: str) -> str:
+    """Return the version in the line that a program printed, or "" if there is none."""
+    if "busybox" in line.lower() or "not GNU" in line:  # its sed prints the latter
+        return "(busybox)"
+    version = _VERSION.search(line)
+    return version[0] if version else ""
 
 
 class Capabilities(dict[str, Any]):
     """What commands find in their sandbox, by name, as `fumehood capabilities --json` has it."""
 
     def for_model(self) -> str:
-        """Write it as text, for a system prompt."""
+        """Return them as a text for a system prompt."""
         user = "as root without privileges" if self["uid"] == 0 else f"as user {self['uid']}"
         usual = {"runtimes": ("python3", "node"), "managers": ("pip", "npm"), "tools": ("git", "curl", "jq", "make")}
         missing = [name for group, names in usual.items() for name in names if name not in self[group]]
-        limits = [_LIMIT_WORDS[name].format(amount) for name, amount in self["limits_told"].items()]
+        limits = [_LIMIT_TEXTS[name].format(amount) for name, amount in self["limits_told"].items()]
         system = f"{self['os'] or 'Linux'}{' with musl' if self['libc'] == 'musl' else ''}"
         lines = [
             f"Commands run in a sandbox, {user}: {system}, {self['machine']}, {self['cpus']} CPUs.",
-            f"They start in {self['cwd']}. What they can write: {_places(self)}.",
-            f"Shell: {_shell(self)}.",
-            f"Runtimes: {_named(self, 'runtimes') or 'none'}.",
-            f"Package managers: {_named(self, 'managers') or 'none'}.",
-            f"Tools: {_named(self, 'tools') or 'only what the shell has'}.",
+            f"They start in {self['cwd']}. What they can write: {_places_text(self)}.",
+            f"Shell: {_shell_text(self)}.",
+            f"Runtimes: {_programs_text(self, 'runtimes') or 'none'}.",
+            f"Package managers: {_programs_text(self, 'managers') or 'none'}.",
+            f"Tools: {_programs_text(self, 'tools') or 'only what the shell has'}.",
             f"Missing: {', '.join(missing) or 'none of the usual programs'}.",
             f"Network: {self['network']}.",
             f"Limits: {', '.join(limits) or 'none set'}.",
@@ -247,15 +266,15 @@ class Capabilities(dict[str, Any]):
                 2, f"Of the home ({self['home']}) only tools are in sight: {self['home_has'] or 'none'}. "
                 "It can be written, and is thrown away with each command."
             )  # fmt: skip
-        if self["uid"] == 0 and self.get("ownership") in _OWNERS:
-            lines.insert(2, _OWNERS[self["ownership"]])
+        if self["uid"] == 0 and self.get("ownership") in _OWNERSHIP_TEXTS:
+            lines.insert(2, _OWNERSHIP_TEXTS[self["ownership"]])
         if self.get("tree"):
             lines.insert(2, "`pip install` puts packages into /workspace/.packages, where Python finds them.")
-        # A root that commands can write tells them what they please.
+        # If commands can write the root tree, they decide what its programs print.
         return "\n".join(map(printable, lines))
 
 
-def _places(facts: Mapping[str, Any]) -> str:
+def _places_text(facts: Mapping[str, Any]) -> str:
     notes = {
         facts["cwd"]: "the project; every change is recorded and can be undone",
         _TMP: "empty at the start of each command" if facts.get("fresh_tmp", True) else "kept",
@@ -267,46 +286,51 @@ def _places(facts: Mapping[str, Any]) -> str:
     return ", ".join(f"{place} ({notes[place]})" if place in notes else place for place in places) or "nothing"
 
 
-def _named(facts: Mapping[str, Any], group: str) -> str:
-    names = {program: name for program, name, _ in _GROUPS[group]}
-    return ", ".join(f"{names[program]} {version}".strip() for program, version in facts[group].items())
+def _programs_text(facts: Mapping[str, Any], group: str) -> str:
+    labels = {program: label for program, label, _ in _PROGRAM_GROUPS[group]}
+    return ", ".join(f"{labels[program]} {version}".strip() for program, version in facts[group].items())
 
 
-def _shell(facts: Mapping[str, Any]) -> str:
-    """Name what reads a line, and what else there is."""
+def _shell_text(facts: Mapping[str, Any]) -> str:
+    """Return which shell runs a command line, and which other shells there are."""
     program = facts["shell_program"].rpartition("/")[2]
-    is_itself = facts["shell"].rpartition("/")[2] == program
-    others = ", ".join(f"{name} {version}".strip() for name, version in facts["shells"].items() if name != program)
+    has_own_name = facts["shell"].rpartition("/")[2] == program
     version = facts["shells"].get(program, "")
-    named = " ".join(filter(None, (program, version)))
-    said = f"a line is run by {facts['shell']}" + ("" if is_itself and not version else f" ({named})")
-    return f"{said}; {others} {'are' if ', ' in others else 'is'} there too" if others else said
+    text = f"a line is run by {facts['shell']}"
+    if version or not has_own_name:
+        text += f" ({' '.join(filter(None, (program, version)))})"
+    others = ", ".join(f"{name} {version}".strip() for name, version in facts["shells"].items() if name != program)
+    return f"{text}; {others} {'are' if ', ' in others else 'is'} there too" if others else text
 
 
 def format_limits(amounts: Mapping[str, float | None]) -> dict[str, str]:
-    """Return the limits that are set, by name, as a person says them."""
+    """Return the limits that are set, by name, as texts for people."""
     return {name: format_amount(name, amount) for name, amount in amounts.items() if amount}
 
 
+# The tools of a person's own: command templates, and what is wrong with one.
+
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 # `{{word}}` is `{word}` itself, `${word}` a variable of the shell's.
-_PLACE = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|(?<![$\\])\{([A-Za-z_]\w*)\}", re.ASCII)
-_ESCAPED = re.compile(r"\\\{[A-Za-z_]\w*\}", re.ASCII)
-# Within these, quotes don't mean what they mean outside, or the shell reads its own output again.
+_PLACEHOLDER = re.compile(r"\{\{([A-Za-z_]\w*)\}\}|(?<![$\\])\{([A-Za-z_]\w*)\}", re.ASCII)
+_ESCAPED_PLACEHOLDER = re.compile(r"\\\{[A-Za-z_]\w*\}", re.ASCII)
+# Within these, quotes have another meaning, or the shell reads its own output again.
 _READ_TWICE = re.compile(r"""`|\$\(|\$\{(?!\w+\})|<<|\$['"]|\(\(|\[\[""", re.ASCII)
-_MARK = "fumehood0placeholder"
-_ARGUMENT = re.compile(r"[A-Za-z_]\w*", re.ASCII)
-_BY_THEMSELVES = "placeholders are quoted by themselves"
-_FORM = 'schema.properties.NAME = { type = "string" }'
-_PLAIN = "A-Za-z0-9@%+=:,./_-"
+_SAMPLE_VALUE = "fumehood0placeholder"
+_ARGUMENT_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_QUOTED_ALREADY = "placeholders are quoted by themselves"
+_SCHEMA_EXAMPLE = 'schema.properties.NAME = { type = "string" }'
+_PLAIN_LETTERS = "A-Za-z0-9@%+=:,./_-"
 _TYPES = ("string", "integer", "number", "boolean", "array")
-_MOST = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
-_WORDS = frozenset({"type", "description", "title", "default", "enum", "examples", "pattern", "items", *_MOST})
-_AROUND = frozenset({"type", "properties", "required", "additionalProperties", "description", "title"})
+_BOUNDS = ("minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
+_PROPERTY_KEYS = frozenset(
+    {"type", "description", "title", "default", "enum", "examples", "pattern", "items", *_BOUNDS}
+)
+_SCHEMA_KEYS = frozenset({"type", "properties", "required", "additionalProperties", "description", "title"})
 
 
 class Template(Value):
-    """A tool of the person's own."""
+    """A tool of a person's own: a command with placeholders for its arguments."""
 
     name: str
     description: str
@@ -318,14 +342,14 @@ class Template(Value):
     def schema(self) -> dict[str, Any]:
         """The JSON schema of its arguments."""
         return {
-            "type": "object", "properties": {name: dict(each) for name, each in self.properties.items()},
+            "type": "object", "properties": {name: dict(schema) for name, schema in self.properties.items()},
             "required": list(self.required), "additionalProperties": False,
         }  # fmt: skip
 
-    def checked(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments with their defaults; raises BadRequest where they are not what the schema says."""
-        values = {name: each["default"] for name, each in self.properties.items() if "default" in each}
-        # Models send null for what they leave out.
+    def checked_arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments with defaults for the missing ones; raises BadRequest if they don't fit the schema."""
+        values = {name: schema["default"] for name, schema in self.properties.items() if "default" in schema}
+        # Some models send null for an argument that they leave out.
         values |= {name: value for name, value in arguments.items() if value is not None}
         for name in values:
             if name not in self.properties:
@@ -334,27 +358,32 @@ class Template(Value):
             if name not in values:
                 raise BadRequest(f"{self.name} needs {name}", hint=self.properties[name].get("description", ""))
         for name, value in values.items():
-            wrong = _expected_value(value, self.properties[name])
-            if wrong:
-                raise BadRequest(f"{name} must be {wrong}, not {value!r:.100}", hint="as the tool's schema says")
+            expected = _expected_value(value, self.properties[name])
+            if expected:
+                raise BadRequest(f"{name} must be {expected}, not {value!r:.100}", hint="as the tool's schema says")
         return values
 
-    def line(self, arguments: Mapping[str, Any]) -> str:
-        """Return the shell line for these arguments, checked."""
-        values, line = self.checked(arguments), self.command
+    def shell_line(self, arguments: Mapping[str, Any]) -> str:
+        """Return the shell line for these arguments; raises BadRequest if they don't fit the schema."""
+        values, line = self.checked_arguments(arguments), self.command
         for name in self.properties:
             if name not in values:
-                line = re.sub(_omitted_word(name), "", line)
-        return _PLACE.sub(lambda place: f"{{{place[1]}}}" if place[1] else _words(values[place[2]]), line)
+                line = re.sub(_optional_word_pattern(name), "", line)
+
+        def value_of(placeholder: re.Match[str]) -> str:
+            escaped, name = placeholder.groups()
+            return f"{{{escaped}}}" if escaped else _quote_value(values[name])
+
+        return _PLACEHOLDER.sub(value_of, line)
 
 
 RUN_COMMAND = Template(name=NAME, description=DESCRIPTION, command="", properties=_PARAMETERS, required=("command",))
 
 
-def _words(value: Any) -> str:
-    """Write a value as words of a shell line; always quoted: `2` before a `>` would be more than a word."""
+def _quote_value(value: Any) -> str:
+    """Return a value as words of a shell line; always in quotes: a bare `2` before a `>` would not be a word."""
     if isinstance(value, (list, tuple)):
-        return " ".join(map(_words, value))
+        return " ".join(map(_quote_value, value))
     if isinstance(value, bool):
         return "'true'" if value else "'false'"
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 1e15
@@ -362,7 +391,7 @@ def _words(value: Any) -> str:
 
 
 def templates_by_name(tables: Iterable[Mapping[str, Any]]) -> dict[str, Template]:
-    """Return the tools that a policy has, by name; where two have one name, the later counts: the project's own."""
+    """Return a policy's own tools by name; of two with the same name, the later counts: it is the project's own."""
     tools = {}
     for table in tables:
         for key, message, hint in template_problems(table):
@@ -376,108 +405,111 @@ def templates_by_name(tables: Iterable[Mapping[str, Any]]) -> dict[str, Template
 
 
 def _default_schema(command: str) -> dict[str, Any]:
-    """Return the schema of a template that has none: every placeholder is a text that is needed."""
-    names = list(dict.fromkeys(place[2] for place in _PLACE.finditer(command) if place[2]))
+    """Return the schema of a template that has none: every placeholder is a required text."""
+    names = list(dict.fromkeys(match[2] for match in _PLACEHOLDER.finditer(command) if match[2]))
     return {"properties": {name: {"type": "string"} for name in names}, "required": names}
 
 
 def template_problems(table: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong with a template."""
+    """Yield what is wrong with the table of a template."""
     name, command = table.get("name", ""), table.get("command", "")
     if not _TOOL_NAME.fullmatch(name):
         yield "name", f"can't be {name!r}", "letters, digits, _ and -, at most 64"
     elif name in OWN_TOOLS:
         yield "name", f"can't be {name!r}", "that is a tool of Fumehood's own"
-    of_schema = list(_schema_problems(table.get("schema", {})))
-    yield from of_schema
-    if not of_schema:
+    schema_problems = list(_schema_problems(table.get("schema", {})))
+    yield from schema_problems
+    if not schema_problems:
         yield from _command_problems(command, table.get("schema") or _default_schema(command))
 
 
 def _command_problems(command: str, schema: Mapping[str, Any]) -> Iterator[Problem]:
-    properties, needed = schema.get("properties", {}), schema.get("required", ())
-    places = [place for place in _PLACE.finditer(command) if place[2]]
-    names = [place[2] for place in places]
+    properties, required = schema.get("properties", {}), schema.get("required", ())
+    placeholders = [match for match in _PLACEHOLDER.finditer(command) if match[2]]
+    names = [placeholder[2] for placeholder in placeholders]
     for name in names:
         if name not in properties:
             yield "command", f"has {{{name}}}, which is not in the schema", f"for the text itself, write {{{{{name}}}}}"
-    for name, each in properties.items():
+    for name, property_schema in properties.items():
         if name not in names:
             yield "schema", f"has {name}, which the command does not use", f"write {{{name}}} where it belongs"
-        if each["type"] == "array" and len(re.findall(rf"(?<!\S)\{{{name}\}}(?!\S)", command)) != names.count(name):
+        is_list = property_schema["type"] == "array"
+        if is_list and len(re.findall(rf"(?<!\S)\{{{name}\}}(?!\S)", command)) != names.count(name):
             yield "command", f"has {{{name}}}, a list, beside other text", "a list stands between blanks"
-        may_lack = name not in needed and "default" not in each
-        if may_lack and len(re.findall(_omitted_word(name), command)) != names.count(name):
+        may_be_missing = name not in required and "default" not in property_schema
+        if may_be_missing and len(re.findall(_optional_word_pattern(name), command)) != names.count(name):
             hint = f"it stands between blanks, or as --option={{{name}}}; or give it a default"
             yield "command", f"has {{{name}}}, which may be missing, within other text", hint
-    if places or _ESCAPED.search(command):
-        yield from _shell_problems(command, places)
+    if placeholders or _ESCAPED_PLACEHOLDER.search(command):
+        yield from _shell_problems(command, placeholders)
 
 
-def _omitted_word(name: str) -> str:
-    """Match a word that is left out where an argument is missing: plain letters and the placeholder."""
-    return rf"(?<!\S)[{_PLAIN}]*\{{{name}\}}[{_PLAIN}]*(?!\S)"
+def _optional_word_pattern(name: str) -> str:
+    """Return a pattern for the word that is left out if an argument is missing: plain letters and the placeholder."""
+    return rf"(?<!\S)[{_PLAIN_LETTERS}]*\{{{name}\}}[{_PLAIN_LETTERS}]*(?!\S)"
 
 
-def _shell_problems(command: str, places: Iterable[re.Match[str]]) -> Iterator[Problem]:
-    twice = _READ_TWICE.search(command)
-    if twice is not None:
-        yield "command", f"has {twice[0]}, where a value can't be quoted safely", "put that into a script, and call it"
-    if _ESCAPED.search(command):
-        yield "command", "has a placeholder after a backslash", _BY_THEMSELVES
-    for place in places:
+def _shell_problems(command: str, placeholders: Iterable[re.Match[str]]) -> Iterator[Problem]:
+    """Yield the reasons for which the shell would not read a value as one word."""
+    read_twice = _READ_TWICE.search(command)
+    if read_twice is not None:
+        problem = f"has {read_twice[0]}, where a value can't be quoted safely"
+        yield "command", problem, "put that into a script, and call it"
+    if _ESCAPED_PLACEHOLDER.search(command):
+        yield "command", "has a placeholder after a backslash", _QUOTED_ALREADY
+    for placeholder in placeholders:
         try:
-            words = shlex.split(command[: place.start()] + _MARK, comments=True)
+            words = shlex.split(command[: placeholder.start()] + _SAMPLE_VALUE, comments=True)
             shlex.split(command)
         except ValueError:
-            yield "command", f"has {place[0]} in quotes, or quotes that don't end", _BY_THEMSELVES
+            yield "command", f"has {placeholder[0]} in quotes, or quotes that don't end", _QUOTED_ALREADY
             return
-        if not words or not words[-1].endswith(_MARK):
-            yield "command", f"has {place[0]} after a #", "quote the #, or leave the comment out"
+        if not words or not words[-1].endswith(_SAMPLE_VALUE):
+            yield "command", f"has {placeholder[0]} after a #", "quote the #, or leave the comment out"
 
 
 def _schema_problems(schema: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what is wrong with a schema, of which no word is taken that would not be checked."""
-    properties, needed = schema.get("properties", {}), schema.get("required", [])
-    strange = sorted(schema.keys() - _AROUND)
-    if strange:
-        yield "schema", f"has {strange[0]}, which is not known here", _FORM
+    """Yield what is wrong with a schema; a key that we would not check is wrong too."""
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    unknown_keys = sorted(schema.keys() - _SCHEMA_KEYS)
+    if unknown_keys:
+        yield "schema", f"has {unknown_keys[0]}, which is not known here", _SCHEMA_EXAMPLE
     if schema.get("type", "object") != "object" or schema.get("additionalProperties", False) is not False:
-        yield "schema", "must be of an object, without additional properties", _FORM
+        yield "schema", "must be of an object, without additional properties", _SCHEMA_EXAMPLE
     if not isinstance(properties, dict) or not all(isinstance(each, dict) for each in properties.values()):
-        yield "schema", "must have a table for each of its properties", _FORM
+        yield "schema", "must have a table for each of its properties", _SCHEMA_EXAMPLE
         return
-    if not isinstance(needed, list) or any(each not in properties for each in needed):
+    if not isinstance(required, list) or any(name not in properties for name in required):
         yield "schema", "requires what is not among its properties", "schema.required is a list of their names"
-    for name, each in properties.items():
-        for wrong in _property_problems(each, _TYPES):
-            yield "schema", f"is wrong for {name}: {wrong}", _FORM
-        if not _ARGUMENT.fullmatch(name):
+    for name, property_schema in properties.items():
+        for problem in _property_problems(property_schema, _TYPES):
+            yield "schema", f"is wrong for {name}: {problem}", _SCHEMA_EXAMPLE
+        if not _ARGUMENT_NAME.fullmatch(name):
             yield "schema", f"has an argument {name!r}", "letters, digits and _"
 
 
 def _property_problems(schema: Mapping[str, Any], types: Sequence[str]) -> Iterator[str]:
     kind = schema.get("type")
-    yield from (f"{word} is not known here" for word in sorted(schema.keys() - _WORDS))
+    yield from (f"{key} is not known here" for key in sorted(schema.keys() - _PROPERTY_KEYS))
     if kind not in types:
         yield f"its type must be one of {', '.join(types)}"
         return
     if (kind == "array") != isinstance(schema.get("items"), dict):
         yield "an array has items, and nothing else has"
         return
-    yield from (f"{word} must be a number" for word in _MOST if not _is_number(schema.get(word, 0)))
+    yield from (f"{key} must be a number" for key in _BOUNDS if not _is_number(schema.get(key, 0)))
     try:
         re.compile(schema.get("pattern", ""))
     except (re.error, TypeError) as error:
         yield f"its pattern can't be used: {error}"
         return
-    among = schema.get("enum", [])
-    if not isinstance(among, list) or any(_expected_value(each, {"type": kind}) for each in among):
+    choices = schema.get("enum", [])
+    if not isinstance(choices, list) or any(_expected_value(choice, {"type": kind}) for choice in choices):
         yield f"enum must be a list, each of it {kind}"
-    elif "default" in schema and (wrong := _expected_value(schema["default"], schema)):
-        yield f"its default must be {wrong}"
+    elif "default" in schema and (expected := _expected_value(schema["default"], schema)):
+        yield f"its default must be {expected}"
     if kind == "array":
-        yield from (f"of its items, {wrong}" for wrong in _property_problems(schema["items"], types[:-1]))
+        yield from (f"of its items, {problem}" for problem in _property_problems(schema["items"], types[:-1]))
 
 
 def _is_number(value: Any) -> bool:
@@ -485,52 +517,57 @@ def _is_number(value: Any) -> bool:
 
 
 def _expected_value(value: Any, schema: Mapping[str, Any]) -> str:
-    """Say what a value should be; "" if it is."""
+    """Return what a value should be, or "" if it fits the schema."""
     kind = schema["type"]
-    is_right = {
+    has_type = {
         "string": isinstance(value, str), "boolean": isinstance(value, bool), "array": isinstance(value, list),
         "number": _is_number(value), "integer": _is_number(value) and value == int(value),
     }[kind]  # fmt: skip
-    if not is_right:
+    if not has_type:
         return f"{'an' if kind[0] in 'ai' else 'a'} {kind}"
     if "enum" in schema and value not in schema["enum"]:
         return f"one of {', '.join(map(str, schema['enum']))}"
     if kind == "string" and ("\0" in value or not re.search(schema.get("pattern", ""), value)):
         return f"a text that matches {schema['pattern']}" if "pattern" in schema else "a text without a NUL"
     size = len(value) if isinstance(value, (str, list)) else value
-    for least, most in zip(_MOST[::2], _MOST[1::2], strict=True):
-        if not schema.get(least, -math.inf) <= size <= schema.get(most, math.inf):
-            return f"{least} {schema.get(least, 'open')}, {most} {schema.get(most, 'open')}"
-    inside = (_expected_value(each, schema["items"]) for each in value) if "items" in schema else ()
-    return next((f"a list, each of it {wrong}" for wrong in inside if wrong), "")
+    for minimum, maximum in zip(_BOUNDS[::2], _BOUNDS[1::2], strict=True):
+        if not schema.get(minimum, -math.inf) <= size <= schema.get(maximum, math.inf):
+            return f"{minimum} {schema.get(minimum, 'open')}, {maximum} {schema.get(maximum, 'open')}"
+    expected_items = (_expected_value(item, schema["items"]) for item in value) if "items" in schema else ()
+    return next((f"a list, each of it {expected}" for expected in expected_items if expected), "")
 
 
-# ---- All the tools of a person: ours, and those of their configuration.
+# ---- All tools: ours, and those of a person's configuration.
 
-def definition_of(policy: Policy, form: str, name: str = NAME, extra: str = "", mark: str = "") -> dict[str, Any]:
-    """Return a tool by its name, as an interface wants it."""
+def definition_of(
+    policy: Policy, format_name: str, name: str = NAME, extra: str = "", mark: str = ""
+) -> dict[str, Any]:  # fmt: skip
+    """Return a tool by its name in the format of one interface."""
     if name == NAME:
-        return definition(form, mark, extra)
-    template = _template(policy, name)
-    words = f"{template.description}\n\n{extra.strip()}" if extra.strip() else template.description
-    return _in_format(form, template.name, words, template.schema)
+        return run_command_definition(format_name, mark, extra)
+    template = _template_by_name(policy, name)
+    return _in_format(format_name, template.name, _with_extra(template.description, extra), template.schema)
 
 
-def all_definitions(policy: Policy, form: str, extra: str = "", mark: str = "") -> list[dict[str, Any]]:
-    """Return all the tools, ours first; `extra` is said of ours."""
-    own = templates_by_name(policy.tools)
-    return [definition(form, mark, extra), *(definition_of(policy, form, name) for name in own)]
+def all_definitions(policy: Policy, format_name: str, extra: str = "", mark: str = "") -> list[dict[str, Any]]:
+    """Return all tools, ours first; `extra` is added to the description of ours."""
+    templates = templates_by_name(policy.tools)
+    return [
+        run_command_definition(format_name, mark, extra),
+        *(definition_of(policy, format_name, name) for name in templates),
+    ]
 
 
-def _template(policy: Policy, name: str) -> Template:
-    own = templates_by_name(policy.tools)
-    if name not in own:
-        raise BadRequest(f"there is no tool {name!r}", hint=f"there is: {', '.join((NAME, *own))}")
-    return own[name]
+def _template_by_name(policy: Policy, name: str) -> Template:
+    templates = templates_by_name(policy.tools)
+    if name not in templates:
+        raise BadRequest(f"there is no tool {name!r}", hint=f"there is: {', '.join((NAME, *templates))}")
+    return templates[name]
 
 
 def run_arguments(policy: Policy, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `Sandbox.run` is to be given for a model's call of a tool."""
+    """Return the arguments of `Sandbox.run` for a model's call of a tool."""
     if name != NAME:
-        return {"command": _template(policy, name).line(arguments)}
-    return {"cwd" if key == "working_dir" else key: value for key, value in RUN_COMMAND.checked(arguments).items()}
+        return {"command": _template_by_name(policy, name).shell_line(arguments)}
+    checked = RUN_COMMAND.checked_arguments(arguments)
+    return {"cwd" if key == "working_dir" else key: value for key, value in checked.items()}

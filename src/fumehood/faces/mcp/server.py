@@ -114,7 +114,7 @@ class OurTool(Tool):
         would run elsewhere.
         """
         if self.template is not None:
-            return {"command": self.template.line(arguments)}
+            return {"command": self.template.shell_line(arguments)}
         names = self.parameters["properties"]
         for name in arguments:
             if name not in names:
