@@ -135,7 +135,7 @@ def _refused(
     writable = world.writable(run.roots)
     how = f"to ask the person for it: {_ASKING} --write" if can_ask else "to let commands write it: fumehood roots add"
 
-    def helping(path: str) -> tuple[str, str]:
+    def suggestion_for(path: str) -> tuple[str, str]:
         if world.tree is not None:
             return path, ""
         # What git names is relative to the top of the work tree.
@@ -146,7 +146,7 @@ def _refused(
 
     remedy = f"{world.write_hint}; to ask the person for more: {_ASKING} --write DIR" if can_ask else world.write_hint
     limited = world.write is not None
-    return refused_writes(complaints, writable, remedy, home, is_limited=limited, helping=helping)
+    return refused_writes(complaints, writable, remedy, home, is_limited=limited, suggestion_for=suggestion_for)
 
 
 def _addable(hood: Hood, path: str, home: str) -> str:
