@@ -67,7 +67,7 @@ _KEYS_BY_NAME = _keys_by_name(
         .sqlfluff .prospector.yml .prospector.yaml prospector.yml prospector.yaml""",
     ),
     (word_set("-interpreter python_interpreter build-system"), "pyrefly.toml"),
-    (word_set("{"), "pylsp-mypy.cfg .pylsp-mypy.cfg mypy-ls.cfg .mypy-ls.cfg"),  # Python source: a key has many spellings
+    (word_set("{"), "pylsp-mypy.cfg .pylsp-mypy.cfg mypy-ls.cfg .mypy-ls.cfg"),  # Python text, spelled in many ways
     (word_set("plugins extends"), "dprint.json dprint.jsonc .dprint.json .dprint.jsonc"),
     (word_set("externaltools & <! \N{REPLACEMENT CHARACTER}"), ".project"),  # Eclipse's
     (word_set("jsplugins extends"), ".oxlintrc.json"),  # its `plugins` are built in
