@@ -1,4 +1,4 @@
-"""File work through directory descriptors that no symlink and no renamed parent can lead astray."""
+"""Work on files through descriptors of directories, so that no symlink and no renamed parent can mislead us."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
-_LONGEST = 3000  # bytes of path given to the kernel at once; its own limit is 4096
-_STRIDE = 128  # levels between directories that are kept open on the way to a deep one
-# Twice the levels, and eight times the length, that a program can name by one path: each entry is recorded with all
-# of its path, so what these take grows with the square of the depth.
+_LONGEST_RAW_PATH = 3000  # bytes passed to the kernel at once; its own limit is 4096
+_STRIDE = 128  # levels between the directories that are kept open on the way to a deep one
+# Twice the levels, and eight times the length, of what a program can reach by one path. There must be a limit, because
+# each entry is recorded with its whole path: the size of the records grows with the square of the depth.
 DEEPEST, LONGEST = 4096, 32768
 PATH_ONLY = os.O_PATH | os.O_DIRECTORY
 LISTING = os.O_RDONLY | os.O_DIRECTORY
 
-# Where modes are noted that are changed for a while; nothing is noted while this is empty.
+# The directory with notes of the modes that are changed for a while; if it is "", no notes are made.
 mode_notes_directory = ""
 
 _KINDS = {
@@ -40,36 +40,36 @@ _KINDS = {
 
 
 def open_top(path: str) -> int:
-    """Open a directory that the person named; everything below is then reached from it."""
+    """Open a directory that a person named; everything below it is then opened from this descriptor."""
     return os.open(path, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def open_below(top: int, path: str, flags: int = PATH_ONLY) -> int:
-    """Open what lies at a relative path below a directory, following no symlink on the way."""
+    """Open the entry at a relative path below a directory, following no symlink."""
     if not path:
         return os.open(".", flags | os.O_CLOEXEC, dir_fd=top)
     raw = os.fsencode(path)
-    here = top
+    directory = top
     try:
-        while len(raw) >= _LONGEST:
-            cut = raw.rindex(b"/", 0, _LONGEST)
-            step = libc.openat2(here, raw[:cut], PATH_ONLY, _BENEATH)
-            if here != top:
-                os.close(here)
-            here, raw = step, raw[cut + 1 :]
-        return libc.openat2(here, raw, flags, _BENEATH)
+        while len(raw) >= _LONGEST_RAW_PATH:
+            cut = raw.rindex(b"/", 0, _LONGEST_RAW_PATH)
+            next_directory = libc.openat2(directory, raw[:cut], PATH_ONLY, _BENEATH)
+            if directory != top:
+                os.close(directory)
+            directory, raw = next_directory, raw[cut + 1 :]
+        return libc.openat2(directory, raw, flags, _BENEATH)
     finally:
-        if here != top:
-            os.close(here)
+        if directory != top:
+            os.close(directory)
 
 
 def kind_of(mode: int) -> str:
-    """Name the kind of entry that a mode tells."""
+    """Return the kind of an entry, from the mode in its status."""
     return _KINDS[stat.S_IFMT(mode)]
 
 
 def stamp_of(status: os.stat_result, meaning: str = "") -> c.Stamp:
-    """Turn what the kernel told about an entry into the stamp we keep."""
+    """Return the stamp of an entry with this status."""
     mode = status.st_mode
     return c.Stamp(
         _KINDS[mode & 0o170000], status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns,
@@ -78,21 +78,24 @@ def stamp_of(status: os.stat_result, meaning: str = "") -> c.Stamp:
 
 
 def matches_stamp(stamp: c.Stamp, status: os.stat_result) -> bool:
-    """Return True if a live path is what a run left there.
+    """Return True if a live entry is what a run left there.
 
-    The inode may be another one: what is undone from another file system comes back as a copy.
+    It may have another inode: an undo from another file system brings back a copy.
     """
     return stamp.is_same_or_copy(stamp_of(status))
 
 
 def is_state_after(change: c.Change, status: os.stat_result | None) -> bool:
-    """Return True if a change left what lies at its path, or left nothing there."""
+    """Return True if a change left what is at its path now: an entry with this status, or nothing (None)."""
     after = change.after
     return after is None if status is None else after is not None and matches_stamp(after, status)
 
 
 def stat_entry(directory: int, name: str) -> os.stat_result | None:
-    """Return what an entry of a directory is; None where none is, or none can have so long a name. Follows nothing."""
+    """Return the status of an entry of a directory without following it; None if there is none of that name.
+
+    That includes a name that is too long for any entry.
+    """
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError as error:
@@ -102,7 +105,7 @@ def stat_entry(directory: int, name: str) -> os.stat_result | None:
 
 
 def is_whiteout(status: os.stat_result) -> bool:
-    """Return True if an entry of a layer means "deleted": the kernel's mark, or ours where that can't be made."""
+    """Return True if an entry of a layer means "deleted": it is the kernel's mark, or ours if that can't be made."""
     return (stat.S_ISCHR(status.st_mode) and status.st_rdev == 0) or status.st_mode == stat.S_IFSOCK
 
 
@@ -113,16 +116,16 @@ def split(path: str) -> tuple[str, str]:
 
 
 def join(parent: str, name: str) -> str:
-    """Return the relative path of an entry of a directory; the top's own path is empty."""
+    """Return the relative path of an entry of a directory; the path of the top is ""."""
     return f"{parent}/{name}" if parent else name
 
 
 class DirectoryCache(Closable):
-    """Directories below one top, by their relative paths, the latest kept open.
+    """Opens directories below one top by their relative paths; the latest is kept open.
 
-    On the way to the latest, one in every so many levels is kept open too, and the next is opened from the nearest of
-    those: however deep a tree is, going from entry to entry costs the same. A path of few levels is looked up from
-    the top each time. Beyond the limit on depth it fails; for those who only look and are not `bounded`, it costs more.
+    On the way to it, one directory in every so many levels is kept open too, and the next path is opened from the
+    nearest of these. So however deep a tree is, going from entry to entry costs the same. A path of few levels is
+    looked up from the top each time. Beyond the limits of depth it fails; if it is not `bounded`, it becomes slower.
     """
 
     def __init__(self, top: int, *, bounded: bool = True) -> None:
@@ -130,10 +133,10 @@ class DirectoryCache(Closable):
         self._is_bounded = bounded
         self._path: str | None = None
         self._fd = -1
-        self._stops: list[tuple[str, int]] = []  # prefixes of the latest path, each ending in a slash
+        self._stops: list[tuple[str, int]] = []  # prefixes of the latest path, each with a slash at its end
 
     def get(self, path: str) -> int:
-        """Return a descriptor of a directory by its relative path; it stays valid until the next call."""
+        """Return a descriptor of a directory; it is valid until the next call."""
         if path != self._path:
             fd = self.open(path)
             if self._path is not None:
@@ -142,10 +145,10 @@ class DirectoryCache(Closable):
         return self._fd
 
     def open(self, path: str, flags: int = PATH_ONLY) -> int:
-        """Open what lies at a relative path; the descriptor is the caller's."""
+        """Open the entry at a relative path; the caller closes the descriptor."""
         while self._stops and not path.startswith(self._stops[-1][0]):
             os.close(self._stops.pop()[1])
-        start, here = (len(self._stops[-1][0]), self._stops[-1][1]) if self._stops else (0, self.top)
+        start, directory = (len(self._stops[-1][0]), self._stops[-1][1]) if self._stops else (0, self.top)
         while path.count("/", start) > _STRIDE:
             if len(self._stops) * _STRIDE >= DEEPEST or len(path) > LONGEST:
                 if not self._is_bounded:
@@ -158,24 +161,24 @@ class DirectoryCache(Closable):
             end = start
             for _ in range(_STRIDE):
                 end = path.index("/", end) + 1
-            here = open_below(here, path[start : end - 1])
-            self._stops.append((path[:end], here))
+            directory = open_below(directory, path[start : end - 1])
+            self._stops.append((path[:end], directory))
             start = end
-        return open_below(here, path[start:], flags)
+        return open_below(directory, path[start:], flags)
 
     def open_listing(self, path: str) -> int | None:
-        """Open a directory to list it; None where it is gone, or closed to us: its dot is there to who may pass it."""
+        """Open a directory to list it; return None if it is gone, or closed to us."""
         try:
-            return self.open(join(path, "."), LISTING)
+            return self.open(join(path, "."), LISTING)  # the dot is found only if we may enter the directory
         except OSError:
             return None
 
-    def open_itself(self, path: str) -> int:
-        """Open a directory that may be closed even to its owner: one such does not let its own dot be looked up."""
+    def open_closed(self, path: str) -> int:
+        """Open a directory that may be closed even to its owner, in which "." can't be looked up."""
         return self.open(path) if path else os.dup(self.top)
 
     def forget(self, path: str) -> None:
-        """Close what is open in a directory that was made, moved or removed: the next call looks it up anew."""
+        """Close descriptors in a directory that was made, moved or removed: the next call opens it again."""
         inside = f"{path}/"
         while self._stops and self._stops[-1][0].startswith(inside):
             os.close(self._stops.pop()[1])
@@ -184,7 +187,7 @@ class DirectoryCache(Closable):
             self._path = None
 
     def close(self) -> None:
-        """Close what is open; the next call opens again."""
+        """Close all descriptors; the cache can still be used."""
         if self._path is not None:
             os.close(self._fd)
         self._path = None
@@ -193,9 +196,9 @@ class DirectoryCache(Closable):
 
 
 class ModeNote:
-    """The modes that one piece of work changes for a while, on disk, so that they are given back even if we die.
+    """A note on disk of the modes that we change for a while, so that they are restored even if this process dies.
 
-    It is a file, locked by its process for as long as that lives; it goes when the modes are back.
+    It is a file, which this process keeps locked, and removes when the modes are restored.
     """
 
     def __init__(self) -> None:
@@ -203,7 +206,7 @@ class ModeNote:
         self._lock: Lock | None = None
 
     def add(self, fd: int, status: os.stat_result, below: str = "") -> None:
-        """Write down the mode that something has now, before it is changed: what `fd` names, or a path below that."""
+        """Add the mode of an entry before it is changed: that of a descriptor, or of a path below it."""
         if not mode_notes_directory:
             return
         lock = self._lock = self._lock or self._begin()
@@ -216,69 +219,69 @@ class ModeNote:
         os.makedirs(mode_notes_directory, 0o700, exist_ok=True)
         while True:
             name = f"{os.getpid()}-{os.urandom(4).hex()}"
-            # By a dot in front until it is locked, so that nothing can be in it.
+            # Until it is locked, its name begins with a dot; nothing is written to it before.
             new, self._path = f"{mode_notes_directory}/.{name}", f"{mode_notes_directory}/{name}"
             lock = Lock(os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)).take()
             try:
                 os.rename(new, self._path)
                 return lock
             except FileNotFoundError:
-                lock.close()  # removed by who took it for a dead process's, before it was locked
+                lock.close()  # another process removed it before it was locked, as if ours had died
 
     def end(self) -> None:
-        """Remove the note: all modes are back."""
+        """Remove the note: all modes are restored."""
         if self._lock is not None:
             os.unlink(self._path)
         self.leave()
 
     def leave(self) -> None:
-        """Leave the note, if there still is one, to whoever looks next: some mode could not be given back."""
+        """Unlock the note, if there still is one: another process restores the modes that we could not restore."""
         if self._lock is not None:
             self._lock.close()
         self._lock = None
 
 
 def _path_of(fd: int) -> bytes:
-    """Return the path of what a descriptor names; one longer than a page is found by climbing."""
+    """Return the path of a descriptor; if it is too long for the kernel, read the names from the directories above."""
     names: list[bytes] = []
-    here = os.dup(fd)
+    fd = os.dup(fd)
     try:
         while True:
             try:
-                return b"/".join((os.readlink(b"/proc/self/fd/%d" % here), *reversed(names)))
+                return b"/".join((os.readlink(b"/proc/self/fd/%d" % fd), *reversed(names)))
             except OSError as error:
                 if error.errno != errno.ENAMETOOLONG:
                     raise
-            inode = os.fstat(here).st_ino
-            above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=here)
-            os.close(here)
-            here = above
+            inode = os.fstat(fd).st_ino
+            above = os.open("..", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=fd)
+            os.close(fd)
+            fd = above
             with os.scandir(above) as entries:
                 names.append(os.fsencode(next(each.name for each in entries if each.inode() == inode)))
     finally:
-        os.close(here)
+        os.close(fd)
 
 
-def list_mode_notes(where: str) -> list[str]:
-    """Return the names of all notes, those of living processes too."""
+def list_mode_notes(directory: str) -> list[str]:
+    """Return the names of all notes of modes in a directory, also those of living processes."""
     try:
-        return os.listdir(where)
+        return os.listdir(directory)
     except FileNotFoundError:
         return []
 
 
 class AccessibleTree(Closable):
-    """Directories below one top that forbid something to their own owner, opened up for a while."""
+    """Directories below one top, whose modes are changed for a while if they forbid something to their owner."""
 
     def __init__(self, top: int) -> None:
         self.top = top
-        self.modes: dict[str, int] = {}
+        self.modes: dict[str, int] = {}  # to restore, by path
         self._parents = DirectoryCache(top)
-        self._passable = ""  # a directory on the way to which all are open
+        self._passable = ""  # this directory, and all above it, are accessible
         self._note = ModeNote()
 
     def open_to_read(self, path: str, flags: int = LISTING) -> int:
-        """Open a directory whose entries are to be looked at, even one that its owner closed."""
+        """Open a directory to read it, even if it is closed to its owner."""
         try:
             directory = self._parents.open(path, flags)
         except PermissionError:
@@ -289,56 +292,57 @@ class AccessibleTree(Closable):
         return directory
 
     def open_to_change(self, path: str) -> int:
-        """Open a directory to list and change it, whatever mode the command left it at."""
+        """Open a directory to list and change it, whatever its mode."""
         directory = self.open_to_read(path)
         if os.fstat(directory).st_mode & 0o700 != 0o700:
             self.make_accessible(path)
         return directory
 
     def open_as_is(self, path: str, flags: int = PATH_ONLY) -> int:
-        """Open what lies at a path without opening anything up."""
+        """Open the entry at a path without changing any mode."""
         return self._parents.open(path, flags)
 
     def make_accessible(self, path: str) -> bool:
-        """Let the owner into every directory on the way to a path; tell whether any mode had to change."""
+        """Let the owner use every directory on the way to a path; return True if a mode had to be changed."""
         if os.geteuid() == 0:
             return False  # modes forbid nothing to root
         if self._passable and path.startswith(f"{self._passable}/"):
             try:
-                if self._let_in(path, self._passable):
+                if self._make_accessible_from(self._passable, path):
                     return True
             except PermissionError:
-                pass  # one above was closed meanwhile
-        return self._let_in(path, "")
+                pass  # a directory above was closed meanwhile
+        return self._make_accessible_from("", path)
 
-    def _let_in(self, path: str, here: str) -> bool:
-        """Open up every directory from one to another below it."""
-        me, changed = os.geteuid(), False
+    def _make_accessible_from(self, start: str, path: str) -> bool:
+        """Let the owner use every directory from one to another below it; return True if a mode was changed."""
+        me, has_changed_mode = os.geteuid(), False
+        current = start
         while True:
             try:
-                directory = self._parents.open_itself(here)
+                directory = self._parents.open_closed(current)
             except FileNotFoundError:
-                return changed
+                return has_changed_mode
             try:
                 status = os.fstat(directory)
                 if status.st_mode & 0o700 != 0o700 and status.st_uid == me:
-                    self._note.add(self.top, status, here)
-                    self.modes.setdefault(here, stat.S_IMODE(status.st_mode))
+                    self._note.add(self.top, status, current)
+                    self.modes.setdefault(current, stat.S_IMODE(status.st_mode))
                     set_mode(directory, stat.S_IMODE(status.st_mode) | 0o700)
-                    changed = True
+                    has_changed_mode = True
             finally:
                 os.close(directory)
-            self._passable = here
-            if here == path:
-                return changed
-            end = path.find("/", len(here) + 1)
-            here = path if end < 0 else path[:end]
+            self._passable = current
+            if current == path:
+                return has_changed_mode
+            end = path.find("/", len(current) + 1)
+            current = path if end < 0 else path[:end]
 
     def restore(self) -> None:
-        """Close up what was opened, the deepest first, and let go of the directories on the way."""
+        """Restore the modes, the deepest first, and close the directories on the way."""
         try:
             for path, mode in sorted(self.modes.items(), key=lambda item: -len(item[0])):
-                self._close_up(path, mode)
+                self._restore_mode(path, mode)
             self._note.end()
         finally:
             self.modes.clear()
@@ -348,53 +352,53 @@ class AccessibleTree(Closable):
 
     close = restore
 
-    def _close_up(self, path: str, mode: int) -> None:
+    def _restore_mode(self, path: str, mode: int) -> None:
         try:
-            directory = self._parents.open_itself(path)
+            directory = self._parents.open_closed(path)
         except OSError:
-            return  # removed, or replaced by something that is not ours to change
+            return  # removed, or replaced by an entry that is not ours
         with Closing(directory):
             set_mode(directory, mode)
 
     def forget(self, path: str) -> None:
-        """Look a directory up anew that was made, moved or removed."""
+        """Close descriptors in a directory that was made, moved or removed: the next call opens it again."""
         self._parents.forget(path)
 
     def close_directories(self) -> None:
-        """Close the directories on the way to the last one."""
+        """Close the directories on the way to the latest one."""
         self._parents.close()
 
 
 class accessible_entry:  # noqa: N801 - read as a verb, in a `with`
-    """Lets the owner use one entry of a directory for a while, whatever its mode, which is noted and given back.
+    """Let the owner use one entry of a directory for a while, whatever its mode, which is noted and restored.
 
-    With `to`, it is to be moved to that directory, for which only a directory has to be opened up: its own `..` is
-    written. It then gets its mode back where it is.
+    `to` is a directory to which the entry will be moved. Then the mode of a file is not changed: only a directory must
+    be writable to be moved, because its own `..` is written. Its mode is restored in its new place.
     """
 
     def __init__(self, directory: int, name: str, to: int | None = None) -> None:
-        self._places = (directory,) if to is None else (directory, to)
-        self._is_to_move = to is not None
+        self._directories = (directory,) if to is None else (directory, to)
+        self._will_be_moved = to is not None
         self._name = name
         self._fd = -1
-        self._mode: int | None = None  # to be given back
+        self._mode: int | None = None  # to restore
         self._note = ModeNote()
 
     def __enter__(self) -> None:
-        self._fd = os.open(self._name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._places[0])
+        self._fd = os.open(self._name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self._directories[0])
         try:
             status = os.fstat(self._fd)
-            if self._needs_opening(status):
-                for place in self._places:
-                    self._note.add(place, status, self._name)
+            if self._needs_access(status):
+                for directory in self._directories:
+                    self._note.add(directory, status, self._name)
                 self._mode = stat.S_IMODE(status.st_mode)
                 set_mode(self._fd, self._mode | 0o700)
         except OSError:
             self._close()
             raise
 
-    def _needs_opening(self, status: os.stat_result) -> bool:
-        if self._is_to_move and not stat.S_ISDIR(status.st_mode):
+    def _needs_access(self, status: os.stat_result) -> bool:
+        if self._will_be_moved and not stat.S_ISDIR(status.st_mode):
             return False
         return status.st_mode & 0o700 != 0o700 and status.st_uid == os.geteuid() != 0
 
@@ -412,7 +416,7 @@ class accessible_entry:  # noqa: N801 - read as a verb, in a `with`
 
 
 def make_parents(top: int | DirectoryCache, path: str) -> None:
-    """Make a directory of ours below a top, with those above it, where they are missing."""
+    """Make a directory below a top, and those above it, if they are missing."""
     directories = DirectoryCache(top) if isinstance(top, int) else top
     try:
         missing: list[str] = []
@@ -420,22 +424,22 @@ def make_parents(top: int | DirectoryCache, path: str) -> None:
             path, name = split(path)
             missing.append(name)
         if missing:
-            _make(directories.open(path), reversed(missing))
+            _make_nested(directories.open(path), reversed(missing))
     finally:
         if isinstance(top, int):
             directories.close()
 
 
-def _make(here: int, names: Iterable[str]) -> None:
-    """Make directories, each in the one before."""
+def _make_nested(directory: int, names: Iterable[str]) -> None:
+    """Make directories, each in the one before; the descriptor of the first is closed."""
     try:
         for name in names:
-            os.mkdir(name, 0o700, dir_fd=here)
-            below = os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
-            os.close(here)
-            here = below
+            os.mkdir(name, 0o700, dir_fd=directory)
+            inner = os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            os.close(directory)
+            directory = inner
     finally:
-        os.close(here)
+        os.close(directory)
 
 
 def _is_directory(directories: DirectoryCache, path: str) -> bool:
@@ -444,12 +448,12 @@ def _is_directory(directories: DirectoryCache, path: str) -> bool:
     except FileNotFoundError:
         return False
     except PermissionError:
-        return True  # there, in a directory that the command closed to its owner
+        return True  # it exists, in a directory that the command closed to its owner
     return True
 
 
 def entries(directory: int) -> list[str]:
-    """List a directory held by a descriptor of any kind."""
+    """List a directory by a descriptor of any kind."""
     with Closing(os.open(".", LISTING | os.O_CLOEXEC, dir_fd=directory)) as listing:
         return os.listdir(listing)
 
@@ -457,44 +461,44 @@ def entries(directory: int) -> list[str]:
 def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield every entry below a directory, parents first, following no symlink.
 
-    Entries that vanish meanwhile are left out. Directories closed to their owner are closed again at the end.
+    Entries that vanish meanwhile are left out. Modes that must be changed for this are restored at the end.
     """
     waiting = [path]
     with AccessibleTree(top) as tree:
         while waiting:
-            here = waiting.pop()
+            directory_path = waiting.pop()
             try:
-                opened = tree.open_to_read(here)
+                fd = tree.open_to_read(directory_path)
             except (FileNotFoundError, NotADirectoryError):
-                if here == path:
+                if directory_path == path:
                     raise
                 continue
-            with Closing(opened) as directory:
+            with Closing(fd) as directory:
                 for name in sorted(os.listdir(directory)):
                     status = stat_entry(directory, name)
                     if status is None:
                         continue
-                    below = join(here, name)
-                    yield below, status
+                    entry_path = join(directory_path, name)
+                    yield entry_path, status
                     if stat.S_ISDIR(status.st_mode):
-                        waiting.append(below)
+                        waiting.append(entry_path)
 
 
 def stat_each(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
-    """Yield what lies at the path of each change now, and whether its directory could be reached at all."""
+    """Yield each change with the status of the entry at its path, and whether its directory could be reached at all."""
     with AccessibleTree(top) as tree, DirectoryCache(top) as directories:
         for change in changes:
             parent, _, name = change.path.rpartition("/")
             try:
                 status = stat_entry(get_readable(directories, tree, parent), name)
             except OSError:
-                yield change, None, False  # gone, or something else stands there
+                yield change, None, False  # it is gone, or no longer a directory
             else:
                 yield change, status, True
 
 
 def get_readable(directories: DirectoryCache, tree: AccessibleTree, path: str) -> int:
-    """Return a directory's descriptor from the cache, opened up where its owner may not look into it."""
+    """Return a directory's descriptor from the cache; if the directory is closed to its owner, make it accessible."""
     try:
         directory = directories.get(path)
     except PermissionError:
@@ -506,7 +510,7 @@ def get_readable(directories: DirectoryCache, tree: AccessibleTree, path: str) -
 
 
 def remove_directories(parent: int, name: str) -> None:
-    """Remove a directory that holds nothing but directories; fails if there is anything else."""
+    """Remove a directory that has only directories in it; raises OSError if there is anything else."""
     paths = [path for path, _ in walk(parent, name)]
     with DirectoryCache(parent) as directories:
         for path in (*reversed(paths), name):
@@ -515,7 +519,7 @@ def remove_directories(parent: int, name: str) -> None:
 
 
 def remove_directory(path: str) -> None:
-    """Remove a directory of ours with all that is in it, if it is there."""
+    """Remove a directory of ours with everything in it, if it exists."""
     above, name = os.path.split(path)
     try:
         top = open_top(above)
@@ -526,18 +530,21 @@ def remove_directory(path: str) -> None:
 
 
 def remove_tree(parent: int, name: str) -> None:
-    """Remove a tree of ours, whatever modes were left in it; one that is not there is fine."""
+    """Remove a tree of ours, or a file, if it exists, whatever modes it has."""
     try:
         if _is_unlinked(parent, name):
             return
     except FileNotFoundError:
         return
-    _empty(parent, name)
+    _remove_entries(parent, name)
     os.rmdir(name, dir_fd=parent)
 
 
 def _is_unlinked(directory: int, name: str) -> bool:
-    """Unlink what is not a directory; False if it is one, of which some file systems say that it is not permitted."""
+    """Unlink an entry that is not a directory; return False if it is one.
+
+    For a directory, some file systems report that this is not permitted.
+    """
     try:
         os.unlink(name, dir_fd=directory)
     except IsADirectoryError:
@@ -549,23 +556,23 @@ def _is_unlinked(directory: int, name: str) -> bool:
     return True
 
 
-def _empty(parent: int, name: str) -> None:
-    """Remove what is in a directory, however deep: what is nested is moved up first, so that no path gets long."""
+def _remove_entries(parent: int, name: str) -> None:
+    """Remove everything in a directory, however deep: nested directories are moved up, so that paths stay short."""
     with Closing(open_below(parent, name)) as top:
         waiting = _unlink_files(top)
         number = 0
         while waiting:
-            with Closing(open_below(top, waiting[-1])) as here:
-                for inner in _unlink_files(here):
-                    number = _move_up(here, inner, top, number)
+            with Closing(open_below(top, waiting[-1])) as directory:
+                for inner in _unlink_files(directory):
+                    number = _move_up(directory, inner, top, number)
                     waiting.insert(-1, str(number))
             os.rmdir(waiting.pop(), dir_fd=top)
 
 
 def _move_up(directory: int, name: str, top: int, number: int) -> int:
-    """Move a directory to another one, under the next number that is free there; return that."""
+    """Move a directory to another one, with the next free number as its name; return the number."""
     with Closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)) as inner:
-        _make_usable(inner)  # its own `..` is written
+        _make_usable(inner)  # a move writes its own `..`
     number += 1
     while stat_entry(top, str(number)) is not None:
         number += 1
@@ -574,17 +581,17 @@ def _move_up(directory: int, name: str, top: int, number: int) -> int:
 
 
 def _unlink_files(directory: int) -> list[str]:
-    """Unlink what is not a directory at one level; return the directories left."""
+    """Unlink the entries of a directory that are not directories; return the names of those that are."""
     _make_usable(directory)
     return [name for name in entries(directory) if not _is_unlinked(directory, name)]
 
 
 def _make_usable(directory: int) -> None:
-    """Let the owner list and change a directory that may have been left at mode 000."""
+    """Let the owner list and change a directory, whatever its mode."""
     if os.fstat(directory).st_mode & 0o700 != 0o700:
         set_mode(directory, 0o700)
 
 
 def set_mode(fd: int, mode: int) -> None:
-    """Change the mode of whatever a descriptor names, O_PATH ones included."""
+    """Change the mode of an entry by a descriptor, which may be an O_PATH one."""
     os.chmod(f"/proc/self/fd/{fd}", mode)
