@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from fumehood.errors import Unforeseen as Unforeseen
     from fumehood.service.ask import OpenQuestion as OpenQuestion
     from fumehood.service.ask import Questions as Questions
-    from fumehood.service.drafting import Best as Best
-    from fumehood.service.drafting import Candidate as Candidate
+    from fumehood.service.best import Best as Best
+    from fumehood.service.best import Candidate as Candidate
     from fumehood.service.drafting import Draft as Draft
     from fumehood.service.explain import Availability as Availability
     from fumehood.service.explain import available as available
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 # The module that each public name is in, below this one: importing the package itself must cost nothing.
 _PUBLIC = {
-    "Sandbox": "service.library", "Best": "service.drafting", "Candidate": "service.drafting",
+    "Sandbox": "service.library", "Best": "service.best", "Candidate": "service.best",
     "Draft": "service.drafting", "Started": "service.started", "available": "service.explain",
     "tool": "service.library", "rootfs": "rootfs", "workspaces": "workspaces", "Availability": "service.explain",
     "Policy": "core.policy", "Question": "core.questions", "Questions": "service.ask",

@@ -426,7 +426,7 @@ def test_memory_stays_bounded(
     sandbox: Sandbox, store: Store, diff: Diff, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = sandbox.run("for n in 1 2 3 4; do head -c 100000 /dev/zero | tr '\\0' 'x' > $n; done")
-    monkeypatch.setattr(module, "MOST_TEXT", 250_000)
+    monkeypatch.setattr(module, "MAX_TEXT", 250_000)
     found = diff(run)
     assert [each.shown for each in found.values()] == [True, True, False, False]
     assert found["4"].text == "not shown: 4: the other differences are long already; ask for this path\n"

@@ -9,7 +9,7 @@ import pytest
 from fumehood import ApplyFailed, BadRequest, Policy, Sandbox, UndoRefused
 from fumehood.errors import ChangedMeanwhile
 from fumehood.service import decide
-from fumehood.service.differences import contents
+from fumehood.service.versions import contents
 from snapshots import snapshot
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]

@@ -178,7 +178,7 @@ def test_a_slow_reader_makes_the_command_wait_and_misses_nothing(sandbox, projec
     # It would have ended, were it not made to wait.
     assert started.stdout.read(5) == bytes(5)
     waiting = started._dialogue.outputs["stdout"]
-    assert eventually(lambda: waiting.is_much)
+    assert eventually(lambda: waiting.is_full)
     assert waiting._size < MUCH / 2
     assert started.is_running
     assert sum(map(len, iter(started.stdout.read, b""))) == MUCH - 5

@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     class Partner(EventSource, Protocol):
         """The program that a command runs for, which reads its output and makes requests from another thread."""
 
-        asked: str
+        request: str  # STOP or KILL, or nothing
         def is_full(self, name: str) -> bool:
             """Return True if no more of an output, or of CHANGES, can be taken for now."""
 
@@ -344,8 +344,8 @@ class Attendant:
                 self._followable_at = None
                 for stream in self._outputs.values():
                     stream.start_file()
-        if self._partner is not None and self._partner.asked:
-            self._obey_partner(self._partner.asked)
+        if self._partner is not None and self._partner.request:
+            self._obey_partner(self._partner.request)
         ends_at = self._ends_at
         if ends_at is not None and now >= ends_at:
             self._timed_out = True

@@ -30,8 +30,9 @@ from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import kind_of, open_below, open_top
 from fumehood.linux.signing import BUNDLE, sign, signer_of
 from fumehood.rootfs.unpack import Member
-from fumehood.service.differences import each_difference, git_mode, header, mode_lines, opened_versions
+from fumehood.service.differences import each_difference, git_mode, header, mode_lines
 from fumehood.service.store import Store
+from fumehood.service.versions import open_versions
 from fumehood.store.projects import Project
 
 REPORT = "dev.fumehood.report"  # the label that holds what is told of the run
@@ -107,7 +108,7 @@ def export(store: Store, run: Run, path: str | int, *, key: str = "", may_be_emp
     """Write a run's changes to a new file, a pipe or a descriptor, signed if there is a key; returns how many."""
     changes = [change for change in run.changed if change.verdict in _TRAVELS]
     _refuse_what_stays(run, changes, may_be_empty=may_be_empty)
-    base = {change.path: _digest(content) for change, content in opened_versions(store, run, changes, before=True)}
+    base = {change.path: _digest(content) for change, content in open_versions(store, run, changes, before=True)}
     for change in changes:
         if change.before is not None and change.before.kind == c.DIRECTORY:
             base[change.path] = c.DIRECTORY
@@ -204,7 +205,7 @@ def _write_layer(store: Store, run: Run, changes: Sequence[c.Change], file: IO[b
     with gzip.GzipFile(fileobj=file, mode="wb", mtime=0, compresslevel=6, filename="") as packed:
         summed = _Summed(packed)
         with tarfile.open(fileobj=summed, mode="w|", format=tarfile.PAX_FORMAT) as layer:  # type: ignore[call-overload]
-            for change, content in opened_versions(store, run, changes):
+            for change, content in open_versions(store, run, changes):
                 above, _, name = change.path.rpartition("/")
                 where = f"{above}/" if above else ""
                 if change.path in gone:
@@ -280,7 +281,7 @@ def export_patch(store: Store, run: Run, path: str | int) -> int:
     whole = [change for change in changes if not shown[change.path].shown]
     sides: dict[str, list[bytes]] = {change.path: [] for change in whole}
     for before in (True, False):
-        for change, content in opened_versions(store, run, whole, before=before):
+        for change, content in open_versions(store, run, whole, before=before):
             sides[change.path].append(_all_of(content, change.path))
     texts = [
         _binary_patch(change, *sides[change.path]) if change.path in sides
@@ -413,7 +414,7 @@ def _unpack(source: IO[bytes], kind: str, digest: str, unpacked: str, layer: IO[
     layer.seek(0)
 
 
-TAKE_PATCH = ("git", "-c", "core.hooksPath=/dev/null", "apply", "--binary", "--whitespace=nowarn", "-")
+APPLY_PATCH = ("git", "-c", "core.hooksPath=/dev/null", "apply", "--binary", "--whitespace=nowarn", "-")
 UNPACK = ("python3", "-I", "-S", "-c", _UNPACK)
 
 

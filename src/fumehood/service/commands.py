@@ -1,4 +1,4 @@
-"""Run a project's commands for a program: to their end, in an event loop, or as something that goes on."""
+"""Run a project's commands for a Python program: to their end, without blocking an event loop, or with a handle."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from fumehood.service.arguments import checks_arguments, in_our_words, is_path
 from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
-from fumehood.service.dialogue import Dialogue, LoopListener
+from fumehood.service.dialogue import Dialogue
 from fumehood.service.hood import Caller
+from fumehood.service.listener import LoopListener
 from fumehood.service.opened import OpenedStore, is_cleaning_due, upkeep
 from fumehood.service.sandbox import questions_for, run_in
-from fumehood.service.started import Started, Underway, terminal_of
+from fumehood.service.started import Started, Underway, program_terminal
 
 if TYPE_CHECKING:
     from fumehood.core.questions import Question
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class StartOptions(TypedDict, total=False):
-    """What `start` and `astart` take of what `run` takes, for whoever checks types."""
+    """The options that `start` and `astart` share with `run`, for type checkers."""
 
     cwd: str | os.PathLike[str] | None
     network: bool | Sequence[str]
@@ -64,19 +65,19 @@ class StartOptions(TypedDict, total=False):
 
 
 class RunOptions(StartOptions, total=False):
-    """What `run` takes besides the command."""
+    """The options of `run`, for type checkers."""
 
     on_output: OnOutput | None
     stdin: str | bytes | IO[Any] | None
 
 
 _NO_TIME_LIMIT_S = 300_000_000.0
-INHERIT = "inherit"  # as standard input: this program's own
+INHERIT = "inherit"  # value of `stdin`: the standard input of this program
 
 
 @checks_arguments
 class Commands:
-    """What a sandbox has to run commands with."""
+    """The methods that run commands, which a sandbox and a draft share."""
 
     _store: OpenedStore
     _project: Project
@@ -99,23 +100,23 @@ class Commands:
     ) -> Run:  # fmt: skip
         """Run a command: a string is a shell line, a sequence a program and its arguments.
 
-        `apply` is "apply", "hold", "discard" or "whole", which throws away what a command wrote that was ended before
-        its own end; True and False mean the first two. `root` is "host", "alpine", the name of an installed root tree,
-        or a directory that holds one. `env` adds to the environment. `network` asks for the whole network, or for
-        hosts: ["pypi.org:443", "*.example.org"]. `ask` answers for this run in place of the sandbox's own; once
-        `cancelled` says True, the command is ended and what it wrote is held.
-        What any of these functions raises ends the command too, and is raised here; what the command wrote is held.
-        `stdin` is a text, bytes, an open file, or "inherit": what this program reads.
-        `write` limits what it may write: False is nothing, else some directories, of the project or others; one that
-        is not in the project's roots is a root for this run, once `ask` says so. All else is read-only. `output_limit`
-        is how many bytes of each output are kept.
-        One in the `background`, which other commands go on beside, is checkpointed by itself every few seconds.
+        `apply` is "apply", "hold", "discard" or "whole"; True and False mean the first two. "whole" applies the
+        changes, but discards them if the command was ended before its own end. `root` is "host", "alpine", the name of
+        an installed root tree, or a directory that holds one. `env` adds to the environment. `network` asks for the
+        whole network, or for hosts: ["pypi.org:443", "*.example.org"]. `ask` replaces the sandbox's own `ask` for this
+        run. When `cancelled` returns True, the command is ended and what it wrote is held. An error that any of these
+        functions raises ends the command too, and is raised here; what the command wrote is held.
+        `stdin` is a text, bytes, an open file, or "inherit": the standard input of this program.
+        `write` limits what the command may write: False is nothing; directories may be in the project or elsewhere. A
+        directory that is not in the project's roots is a root for this run, if `ask` allows it. All else is read-only.
+        `output_limit` is how many bytes of each output are kept.
+        With `background`, for commands that run beside others, a checkpoint is made every few seconds.
         """
         request = self._request(
             command, cwd=cwd, network=network, timeout=timeout, apply=apply, root=root, env=env, background=background,
             write=write, output_limit=output_limit,
         )  # fmt: skip
-        return self._perform(request, _caller(on_output, on_change, _fed(stdin), cancelled, channels(ask)))
+        return self._perform(request, _caller(on_output, on_change, _command_input(stdin), cancelled, channels(ask)))
 
     def questions(
         self, command: Command, *, cwd: str | os.PathLike[str] | None = None, network: bool | Sequence[str] = False
@@ -126,7 +127,7 @@ class Commands:
     def _perform(self, request: Request, caller: Caller) -> Run:
         with in_our_words(self):
             upkeep(self._store, self._project.id)
-            if isinstance(caller.partner, Dialogue):  # it has a thread of ours, and is ended by its handle
+            if isinstance(caller.partner, Dialogue):  # its handle ends it
                 run = run_in(self._hood, request, caller)
             else:
                 underway = Underway(self._store, caller)
@@ -134,9 +135,9 @@ class Commands:
                     with underway as cancellable:
                         run = run_in(self._hood, request, cancellable)
                 finally:
-                    underway.leave()  # again: Ctrl-C may have come just before it was left
+                    underway.leave()  # again, because Ctrl-C may have come just before the block did so
         if is_cleaning_due(self._store):
-            # A program may live for weeks, and must not wait for this.
+            # The program may run for weeks, so it can't be done at its end; and it must not wait for this.
             def clean() -> None:
                 self._store.notices += clean_up(self._store, self._hood.policy.clean).splitlines()
 
@@ -146,36 +147,39 @@ class Commands:
     async def arun(self, command: Command, **options: Unpack[RunOptions]) -> Run:
         """Run a command without blocking the event loop; cancelling ends the command and keeps its record.
 
-        Takes what `run` takes. `on_output` and `on_change` are called in the loop's own thread, in order, and may be
-        coroutine functions; while they are slow, the command waits.
+        Takes the arguments of `run`. `on_output` and `on_change` are called in the loop's own thread, in order, and may
+        be coroutine functions; the command waits for slow ones.
         """
         loop = asyncio.get_running_loop()
-        ended: Future[Run | BaseException] = Future()
-        cancelled = threading.Event()
+        outcome: Future[Run | BaseException] = Future()
+        is_task_cancelled = threading.Event()
         rest: dict[str, Any] = {**options}
         on_output, on_change, stdin = (rest.pop(name, None) for name in ("on_output", "on_change", "stdin"))
-        is_unwanted = rest.pop("cancelled", None) or cancelled.is_set
-        if inspect.iscoroutinefunction(is_unwanted):
+        cancelled = rest.pop("cancelled", None) or is_task_cancelled.is_set
+        if inspect.iscoroutinefunction(cancelled):
             raise _no_coroutine("cancelled")
         asks = channels(rest.pop("ask", self._ask), loop)
-        request, fed = self._request_with(command, rest, "arun"), _fed(stdin)
+        request, command_input = self._request_with(command, rest, "arun"), _command_input(stdin)
         listener = LoopListener(loop)
-        caller = _caller(on_output, on_change, fed, lambda: cancelled.is_set() or is_unwanted(), asks, listener)
+        caller = _caller(
+            on_output, on_change, command_input, lambda: is_task_cancelled.is_set() or cancelled(), asks, listener
+        )
 
         def work() -> None:
             try:
-                ended.set_result(self._perform(request, caller))
-            except BaseException as error:  # noqa: BLE001 - handed on to whoever awaits
-                ended.set_result(error)  # a future refuses a StopIteration, and takes a cancellation for its own
+                outcome.set_result(self._perform(request, caller))
+            except BaseException as error:  # noqa: BLE001 - raised to whoever awaits
+                # As a result: a future refuses a StopIteration as its error, and takes a CancelledError for its own.
+                outcome.set_result(error)
             finally:
                 listener.silence()
 
-        future = asyncio.wrap_future(ended)
+        future = asyncio.wrap_future(outcome)
         threading.Thread(target=work, name="fumehood-run", daemon=True).start()
         try:
             result = await asyncio.shield(future)
         except asyncio.CancelledError:
-            cancelled.set()
+            is_task_cancelled.set()
             await listener.end(at_once=True)
             await asyncio.wait([future])
             raise
@@ -189,92 +193,92 @@ class Commands:
         self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True,
         **options: Unpack[StartOptions],
     ) -> Started:  # fmt: skip
-        """Start a command that lives longer, and return a handle to write to it, read from it, and end it.
+        """Start a command, and return a handle to write to it, read from it, and end it.
 
-        Takes what `run` takes, except `on_output` and `stdin`; without a `timeout` there is no time limit. With
-        `terminal`, True or its (columns, rows), the command has a terminal in place of pipes. With `text=False`,
-        what it prints is read as bytes. Returns when the command is started; what only shows later is raised by `wait`.
+        Takes the arguments of `run`, except `on_output` and `stdin`; without a `timeout` there is no time limit. With
+        `terminal`, True or its (columns, rows), the command has a terminal instead of pipes. With `text=False`, its
+        output is read as bytes. Returns when the command has started; `wait` raises later errors.
         """
-        dialogue = self._converse(command, terminal, text, {**options}, None)
-        dialogue.wait(dialogue.begun)
+        dialogue = self._start(command, terminal, text, {**options}, None)
+        dialogue.wait(dialogue.poll_start)
         return Started(dialogue)
 
     async def astart(
         self, command: Command, *, terminal: bool | tuple[int, int] = False, text: bool = True,
         **options: Unpack[StartOptions],
     ) -> Started:  # fmt: skip
-        """Do as `start` does, without blocking the event loop while a person is asked.
+        """Do the same as `start` without blocking the event loop while a person is asked.
 
         `on_change` is a plain function, called in the loop's own thread.
         """
-        dialogue = self._converse(command, terminal, text, {**options}, asyncio.get_running_loop())
+        dialogue = self._start(command, terminal, text, {**options}, asyncio.get_running_loop())
         try:
-            await dialogue.await_(dialogue.begun)
+            await dialogue.wait_in_loop(dialogue.poll_start)
         except asyncio.CancelledError:
             dialogue.end(KILL)
             raise
         return Started(dialogue)
 
-    def _converse(
+    def _start(
         self, command: Command, terminal: bool | tuple[int, int], as_text: bool, options: dict[str, Any],
         loop: asyncio.AbstractEventLoop | None,
     ) -> Dialogue:  # fmt: skip
-        on_change, cancelled = options.pop("on_change", None), options.pop("cancelled", None)
-        on_news, cancelled = naming("on_change", on_change), naming("cancelled", cancelled)
+        on_change = noting_errors("on_change", options.pop("on_change", None))
+        cancelled = noting_errors("cancelled", options.pop("cancelled", None))
         asks = channels(options.pop("ask", self._ask), loop)
         request = self._request_with(command, {"timeout": _NO_TIME_LIMIT_S, **options}, "start")
-        own = terminal_of(terminal)
-        dialogue = Dialogue(self._store, own, as_text=as_text)
-        if loop is not None and on_news is not None:
-            call = on_news
+        own_terminal = program_terminal(terminal)
+        dialogue = Dialogue(self._store, own_terminal, as_text=as_text)
+        if loop is not None and on_change is not None:
+            call = on_change
 
-            def in_loop(*words: str) -> None:
+            def call_in_loop(*arguments: str) -> None:
                 try:
-                    call(*words)
-                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - ends the command, and is raised
-                    dialogue.fail(error)  # to whoever waits: the command is attended in another thread
+                    call(*arguments)
+                except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - raised to whoever waits
+                    dialogue.fail(error)  # the command is attended in another thread
 
-            on_news = partial(loop.call_soon_threadsafe, in_loop)
+            on_change = partial(loop.call_soon_threadsafe, call_in_loop)
         caller = Caller(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
-            watch=None if on_news is None else watcher(on_news), cancelled=cancelled, asks=asks,
-            terminal=own, partner=dialogue,
+            watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks,
+            terminal=own_terminal, partner=dialogue,
         )  # fmt: skip
         dialogue.attend(lambda: self._perform(request, caller))
         return dialogue
 
     def import_bundle(self, path: str | os.PathLike[str]) -> Run:
-        """Take up what `export` wrote, here or elsewhere, as a run that is held; it was judged as any command's.
+        """Import a bundle that `export` wrote, here or elsewhere, as a held run, judged like any command's.
 
-        What differs here from what the bundle was made on is a conflict. Its `reason` says who signed it, by the
-        names in `sign.signers` of the configuration.
+        A path that differs here from what the bundle was made on is a conflict. The run's `reason` says who signed the
+        bundle, by the names in `sign.signers` of the configuration.
         """
-        return self._marked(self._imported(os.fspath(path)))
+        return self._marked(self._import_bundle(os.fspath(path)))
 
-    def _imported(self, path: str, title: str = "", signed: str = "") -> Run:
+    def _import_bundle(self, path: str, title: str = "", signed: str = "") -> Run:
         from fumehood.service.bundles import UNPACK, compare, read
 
         bundle = read(path, self._store.places.state, self._hood.policy.sign.signers)
         with bundle.layer:
             title = title or f"import {os.path.basename(path)}: {bundle.command}"
-            run = self._taken_in(UNPACK, bundle.layer, title)
+            run = self._unpack_as_held(UNPACK, bundle.layer, title)
         signed = signed or f"from a bundle, {bundle.signed}"
         return compare(self._store, self._project, run, bundle.replace(signed=signed))
 
     def import_patch(self, path: str | os.PathLike[str]) -> Run:
-        """Take up a patch as git writes them, binary too, as a run that is held."""
-        from fumehood.service.bundles import TAKE_PATCH
+        """Import a patch in git's format, with binary files too, as a held run."""
+        from fumehood.service.bundles import APPLY_PATCH
 
         try:
             with open(path, "rb") as patch:
-                return self._taken_in(TAKE_PATCH, patch, f"import {os.path.basename(path)}")
+                return self._unpack_as_held(APPLY_PATCH, patch, f"import {os.path.basename(path)}")
         except OSError as error:
             raise BadRequest(f"{os.fspath(path)} can't be read: {error.strerror}", hint="check the path") from error
 
-    def _taken_in(self, command: Sequence[str], source: IO[bytes], title: str) -> Run:
-        """Have a command in the hood lay out what came from elsewhere: that is held, or nothing is kept."""
+    def _unpack_as_held(self, command: Sequence[str], source: IO[bytes], title: str) -> Run:
+        """Unpack a file from elsewhere by a command in the hood; hold what that writes, or keep nothing if it fails."""
         request = self._request(command, cwd=self._project.path, apply=HOLD, root="host").replace(title=title)
-        run = self._perform(request, _caller(None, None, _fed(source), None, ()))
+        run = self._perform(request, _caller(None, None, _command_input(source), None, ()))
         if run.exit_code:
             if run.state == "held":
                 discard_held(self._store, self._project, run)
@@ -295,18 +299,18 @@ class Commands:
     ) -> Request:  # fmt: skip
         mode = self._hood.policy.mode((APPLY if apply else HOLD) if isinstance(apply, bool) else apply)
         hosts = () if isinstance(network, bool) else (network,) if isinstance(network, str) else tuple(network)
-        # What is neither is refused before it runs, in our own words.
-        asked: Any = command
+        # A command of another type is refused by the request's own checks.
+        words: Any = command
         if isinstance(command, (list, tuple)):
-            asked = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in command)
-        if not cwd and self._cwd:  # in a session, it starts where the last one ended
+            words = tuple(os.fspath(word) if isinstance(word, os.PathLike) else word for word in command)
+        if not cwd and self._cwd:  # but a session's command starts where the last one ended
             session = self._store.sessions.find(self._session) if self._session else None
             cwd = self._cwd if session is None or not session.cwd else ""
         return Request(
-            command=asked, cwd=os.fspath(cwd or ""), mode=mode, timeout=timeout,
+            command=words, cwd=os.fspath(cwd or ""), mode=mode, timeout=timeout,
             root=os.fspath(root or ""), session=self._session, draft=self._draft, own_tmp=self._own_tmp,
             environment=tuple((env or {}).items()), network=FULL if network is True else NONE, hosts=hosts,
-            background_after=BACKGROUND_AFTER if background else None, write=_writable(write),
+            background_after=BACKGROUND_AFTER if background else None, write=_writable_paths(write),
             output_limit=output_limit, throwaway="" if self._thrown is None else self._thrown.path,
         )  # fmt: skip
 
@@ -315,13 +319,13 @@ class Commands:
         return run
 
 
-def texts(paths: Paths) -> list[str]:
-    """Return paths as texts; one by itself is one, and not a sequence of letters."""
+def path_texts(paths: Paths) -> list[str]:
+    """Return paths as a list of texts; a single path is a list of one, not of its letters."""
     return [os.fspath(path) for path in ((paths,) if isinstance(paths, (str, os.PathLike)) else paths)]
 
 
-def _writable(write: Writable) -> tuple[str, ...] | None:
-    """Return all that a run may write; None where that is not limited."""
+def _writable_paths(write: Writable) -> tuple[str, ...] | None:
+    """Return all paths that a run may write, or None if that is not limited."""
     if write is None or isinstance(write, bool):
         return () if write is False else None
     paths = write if isinstance(write, (list, tuple, set, frozenset)) else (write,)
@@ -332,27 +336,27 @@ def _writable(write: Writable) -> tuple[str, ...] | None:
 
 
 def _caller(
-    on_output: OnOutput | None, on_change: OnChange | None, fed: CommandInput, cancelled: Callable[[], bool] | None,
-    asks: tuple[Ask, ...], listener: LoopListener | None = None,
+    on_output: OnOutput | None, on_change: OnChange | None, command_input: CommandInput,
+    cancelled: Callable[[], bool] | None, asks: tuple[Ask, ...], listener: LoopListener | None = None,
 ) -> Caller:  # fmt: skip
-    to_output = naming("on_output", on_output, awaits=listener is not None)
-    to_change = naming("on_change", on_change, awaits=listener is not None)
+    call_on_output = noting_errors("on_output", on_output, is_awaited=listener is not None)
+    call_on_change = noting_errors("on_change", on_change, is_awaited=listener is not None)
 
-    def telling(stream: str) -> Callable[[bytes], None] | None:
-        if to_output is None:
+    def sink(stream: str) -> Callable[[bytes], None] | None:
+        if call_on_output is None:
             return None
 
-        def tell(text: str) -> object:
-            return to_output(stream, text)  # a coroutine, where it is awaited
+        def call(text: str) -> object:
+            return call_on_output(stream, text)  # for a listener, it may be a coroutine
 
-        return decoding_sink(tell if listener is None else listener.telling(stream, tell))
+        return decoding_sink(call if listener is None else listener.queued(stream, call))
 
-    if to_change is not None and listener is not None:
-        to_change = listener.telling(CHANGES, to_change)
+    if call_on_change is not None and listener is not None:
+        call_on_change = listener.queued(CHANGES, call_on_change)
     return Caller(
-        stdin=fed, on_stdout=telling("stdout"), on_stderr=telling("stderr"),
-        watch=None if to_change is None else watcher(to_change), cancelled=naming("cancelled", cancelled), asks=asks,
-        partner=listener,
+        stdin=command_input, on_stdout=sink("stdout"), on_stderr=sink("stderr"),
+        watch=None if call_on_change is None else watcher(call_on_change),
+        cancelled=noting_errors("cancelled", cancelled), asks=asks, partner=listener,
     )  # fmt: skip
 
 
@@ -362,7 +366,7 @@ def _no_coroutine(name: str) -> BadRequest:
 
 
 @contextmanager
-def _noting(name: str) -> Iterator[None]:
+def _errors_noted(name: str) -> Iterator[None]:
     try:
         yield
     except (Exception, asyncio.CancelledError) as error:
@@ -370,58 +374,59 @@ def _noting(name: str) -> Iterator[None]:
         raise
 
 
-def naming(name: str, function: Function | None, *, awaits: bool = False) -> Any:
-    """Have what a function of the program's raises name it: whoever catches that has called something else.
+def noting_errors(name: str, function: Function | None, *, is_awaited: bool = False) -> Any:
+    """Return a function that adds to each error the name by which the program passed it: `run` itself raises them.
 
-    What nobody would await is refused, before it is called or, where it did not look like it, then.
+    Where nobody awaits the result, a coroutine function is refused: now, or when it returns an awaitable.
     """
     if function is None:
         return None
-    if not awaits and inspect.iscoroutinefunction(function):
+    if not is_awaited and inspect.iscoroutinefunction(function):
         raise _no_coroutine(name)
 
-    async def awaited(result: Any) -> object:
-        with _noting(name):
+    async def wait_for(result: Any) -> object:
+        with _errors_noted(name):
             return await result
 
-    def call(*words: str) -> object:
-        with _noting(name):
-            result = function(*words)
+    def call(*arguments: str) -> object:
+        with _errors_noted(name):
+            result = function(*arguments)
             if not inspect.isawaitable(result):
                 return result
-            if not awaits:
+            if not is_awaited:
                 if inspect.iscoroutine(result):
                     result.close()
                 raise _no_coroutine(name)
-        return awaited(result)
+        return wait_for(result)
 
     return call
 
 
-def _fed(stdin: Any) -> CommandInput:
-    """Return what a command reads: a text, bytes, what a file holds from where it is, or what this program reads."""
+def _command_input(stdin: Any) -> CommandInput:
+    """Return a command's input: a text, bytes, an open file from its position on, or the input of this program."""
     if stdin is None:
         return CLOSED
     if stdin == INHERIT:
         return TYPED if os.isatty(0) else INHERITED
     if isinstance(stdin, (str, bytes)):
-        # Bytes, so that no text can be taken for the words "closed" and "inherited".
+        # As bytes: the texts "closed" and "inherited" have a meaning of their own.
         return encode_text(stdin) if isinstance(stdin, str) else stdin
     try:
         if not stdin.readable():
             raise BadRequest(f"stdin can't be {stdin!r:.100}: it is not open for reading", hint="open(path, 'rb')")
-        descriptor = _descriptor_of(stdin)
-        return descriptor if descriptor >= 0 and _is_where_it_says(stdin, descriptor) else _fed(stdin.read())
+        fd = _raw_descriptor(stdin)
+        return fd if fd >= 0 and _move_to_position(stdin, fd) else _command_input(stdin.read())
     except (AttributeError, ValueError) as error:
         raise BadRequest(
             f"stdin can't be {stdin!r:.100}", hint="a text, bytes, an open file, 'inherit' or None"
         ) from error
 
 
-def _descriptor_of(file: Any) -> int:
-    """Return the descriptor that has what the file gives; -1 where `read` gives something else, or it is in memory.
+def _raw_descriptor(file: Any) -> int:
+    """Return the descriptor of a file if it gives the same bytes as the file's `read`, else -1.
 
-    An archive's descriptor has packed bytes, and that of a web server's answer what is left behind its buffer.
+    An archive's descriptor gives packed bytes, that of a web server's answer only what is not in the buffer yet, and
+    a file in memory has none.
     """
     buffer = getattr(file, "buffer", file)
     raw = getattr(buffer, "raw", buffer)
@@ -431,8 +436,8 @@ def _descriptor_of(file: Any) -> int:
         return -1
 
 
-def _is_where_it_says(file: Any, descriptor: int) -> bool:
-    """Have the descriptor stand where the file does, which may have read ahead; False where it can't be told."""
+def _move_to_position(file: Any, fd: int) -> bool:
+    """Move the descriptor to the position of the file, which may have read ahead; return False if that is unknown."""
     if not file.seekable():
         return True
     is_text = isinstance(file.read(0), str)
@@ -440,8 +445,8 @@ def _is_where_it_says(file: Any, descriptor: int) -> bool:
         position = file.tell()
     except OSError:  # somebody iterates over it
         return False
-    if position != os.lseek(descriptor, 0, os.SEEK_CUR):
+    if position != os.lseek(fd, 0, os.SEEK_CUR):
         if is_text:
             return False
-        os.lseek(descriptor, position, os.SEEK_SET)
+        os.lseek(fd, position, os.SEEK_SET)
     return True

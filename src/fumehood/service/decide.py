@@ -23,7 +23,7 @@ from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
 from fumehood.service.apply import mark_conflict, take_over
 from fumehood.service.conflicts import paths_changed_since, stat_changes
-from fumehood.service.differences import contents, difference_of
+from fumehood.service.differences import difference_of
 from fumehood.service.restore import put_in_place
 from fumehood.service.settle import (
     DISCARDED,
@@ -37,6 +37,7 @@ from fumehood.service.settle import (
     state_of,
     with_dependent_changes,
 )
+from fumehood.service.versions import contents
 from fumehood.store.audit import first_paths
 from fumehood.store.history import APPLYING, RUNNING, SETTLING, UNFINISHED
 from fumehood.store.places import new_id

@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     class TakingPart(Partner, Protocol):
         """A program that is told what becomes of its command."""
 
-        def named(self, run: str) -> None:
-            """The run of this name is on its way."""
-        def launched(self) -> None:
-            """Its command was started."""
+        def note_run(self, run: str) -> None:
+            """The run has this id, and is about to start."""
+        def note_start(self) -> None:
+            """Its command has started."""
         def finish(self) -> None:
             """Everything that was printed has been passed on; raises what the program's own functions raised."""
 
@@ -67,7 +67,7 @@ class Caller(Value):
     def given_up(self) -> Callable[[], bool] | None:
         """A function that is true once nobody waits for the command any more; for questions before it begins."""
         partner = self.partner
-        return self.cancelled if partner is None or self.cancelled is not None else lambda: bool(partner.asked)
+        return self.cancelled if partner is None or self.cancelled is not None else lambda: bool(partner.request)
 
     @property
     def can_run_twice(self) -> bool:

@@ -16,7 +16,7 @@ from fumehood.service import checkpoint as checkpoints
 from fumehood.service import decide
 from fumehood.service.arguments import checked_arguments, checks_arguments
 from fumehood.service.ask import channels
-from fumehood.service.commands import Commands, naming, texts
+from fumehood.service.commands import Commands, noting_errors, path_texts
 from fumehood.service.dialogue import end_all
 from fumehood.service.differences import each_difference
 from fumehood.service.hood import Hood
@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Question
     from fumehood.service.ask import Answering, Ask, Questions
+    from fumehood.service.best import Best, Candidate
     from fumehood.service.commands import Command, Paths, RunOptions
-    from fumehood.service.drafting import Best, Candidate, Draft
+    from fumehood.service.drafting import Draft
     from fumehood.service.fleet.sender import FleetSender
     from fumehood.service.hood import Variables
 
@@ -237,13 +238,13 @@ class Sandbox(Commands):
         """
         held = self._chosen(run)
         return self._marked(
-            decide.apply_held(self._store, self._project, held, texts(paths), force=force, expected=expected)
+            decide.apply_held(self._store, self._project, held, path_texts(paths), force=force, expected=expected)
         )
 
     def discard(self, run: Run | str | int, *paths: str | os.PathLike[str]) -> Run:
         """Throw away what a run had to hold, all of it or some paths."""
         held = self._chosen(run)
-        return self._marked(decide.discard_held(self._store, self._project, held, texts(paths), by=self._session))
+        return self._marked(decide.discard_held(self._store, self._project, held, path_texts(paths), by=self._session))
 
     def undo(self, run: Run | str | int = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
         """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
@@ -257,7 +258,7 @@ class Sandbox(Commands):
             backs = undo_command(self._store, self._project, self._chosen(run), force=force, by=self._session)
             return self._marked(backs[0])
         chosen = last_to_undo(self._store, self._reach) if run == LAST else self._chosen(run)
-        back = undo(self._store, self._project, chosen, texts(paths), force=force, by=self._session)
+        back = undo(self._store, self._project, chosen, path_texts(paths), force=force, by=self._session)
         return self._marked(back)
 
     def redo(self, run: Run | str | int = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
@@ -265,7 +266,7 @@ class Sandbox(Commands):
         self._store.recover()
         name = _name_of(run)
         backs = redo_command(
-            self._store, self._project, name, self._reach, paths=texts(paths), force=force, by=self._session
+            self._store, self._project, name, self._reach, paths=path_texts(paths), force=force, by=self._session
         )
         return self._marked(backs[0])
 
@@ -379,11 +380,13 @@ class Sandbox(Commands):
         status counts. Those that change exactly the same count once. The others are thrown away unless they are to be
         kept; without `apply`, the best stays a draft. Limits and `timeout` are for all together.
         """
-        from fumehood.service.drafting import BestOf
+        from fumehood.service.best import BestOf
 
-        tell = naming("on_candidate", on_candidate)
-        candidates = BestOf(self, command, n, jobs=jobs, check=check, score=score, timeout=timeout, tell=tell)
-        return candidates.outcome(keep=keep, applies=apply)
+        on_candidate = noting_errors("on_candidate", on_candidate)
+        best_of = BestOf(
+            self, command, n, jobs=jobs, check=check, score=score, timeout=timeout, on_candidate=on_candidate
+        )
+        return best_of.run(keep=keep, applies=apply)
 
     def drafts(self) -> list[Draft]:
         """Return the drafts of this project that are not applied or thrown away yet, the earliest first."""
@@ -465,7 +468,7 @@ class Sandbox(Commands):
         """Return what a run changed, line by line; a session's agent is not shown what its commands don't see."""
         chosen = self._chosen(run)
         policy = self._hood.policy if self._session else None
-        wanted = each_difference(self._store, chosen, texts(paths), here=chosen.project, hidden_by=policy)
+        wanted = each_difference(self._store, chosen, path_texts(paths), here=chosen.project, hidden_by=policy)
         return "".join(each.text for each in wanted)
 
     def output(self, run: Run | str | int = "last", stream: str = "stdout") -> bytes:

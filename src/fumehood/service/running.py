@@ -332,7 +332,7 @@ def attend(
                 finally:
                     stdio.close_command_ends()
                 if caller.partner is not None:
-                    caller.partner.launched()
+                    caller.partner.note_start()
                 from fumehood.linux.process import Attendant
 
                 attendance = Attendant(

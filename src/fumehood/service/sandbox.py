@@ -161,7 +161,7 @@ def _run_in_session(hood: Hood, request: Request, caller: Caller, reason: str, *
     """Run a command once; in a session, begin where its last command ended."""
     with layering.RunDirectory(hood.store.places, new_id()) as directory:
         if caller.partner is not None:
-            caller.partner.named(directory.run)
+            caller.partner.note_run(directory.run)
         if not request.session:
             return _run_once(hood, directory, request, caller, None, reason, may_run_again=may_run_again)
         from fumehood.service.session import SessionRun

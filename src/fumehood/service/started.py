@@ -1,4 +1,7 @@
-"""A command that a program started and takes part in: it writes to its input and reads its output as it comes."""
+"""The handle of a command that a program has started, to write to its input and read its output while it runs.
+
+Also a list of the commands that threads run, so that whoever closes their records can end them first.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +18,31 @@ from fumehood.errors import BadRequest, FumehoodError
 from fumehood.linux.libc import InterruptsHeld
 from fumehood.linux.process import KILL, STOP
 from fumehood.linux.terminal import ProgramTerminal
-from fumehood.service.dialogue import PIECE, Dialogue, LoopListener, Unread
+from fumehood.service.dialogue import PIECE, Dialogue, UnreadOutput
+from fumehood.service.listener import LoopListener
 
 if TYPE_CHECKING:
     from fumehood.service.hood import Caller
     from fumehood.service.store import Store
 
 _COLUMNS, _ROWS = 80, 24
-_MOST = 0xFFFF  # columns or rows that a kernel can be told
+_MOST = 0xFFFF  # columns or rows: the kernel's limit
 _LONGEST_S = 1e9
 
 
-def terminal_of(wish: bool | tuple[int, int]) -> ProgramTerminal | None:
-    """Return the terminal that a command is to have: True, or its columns and rows."""
-    if wish is False:
+def program_terminal(terminal: bool | tuple[int, int]) -> ProgramTerminal | None:
+    """Return a terminal for a command, or None for False; the argument is True or its columns and rows."""
+    if terminal is False:
         return None
-    size: Any = (_COLUMNS, _ROWS) if wish is True else wish
+    size: Any = (_COLUMNS, _ROWS) if terminal is True else terminal
     is_pair = isinstance(size, tuple) and len(size) == 2
     if not is_pair or not all(isinstance(each, int) and 0 < each <= _MOST for each in size):
-        raise BadRequest(f"a terminal can't be {wish!r}", hint="True, or its columns and rows: (80, 24)")
+        raise BadRequest(f"a terminal can't be {terminal!r}", hint="True, or its columns and rows: (80, 24)")
     return ProgramTerminal(*size)
 
 
-def _reader() -> object:
-    """Return who reads: a task, or a thread."""
+def _current_task_or_thread() -> object:
+    """Return the task or the thread that calls this."""
     try:
         return asyncio.current_task() or threading.current_thread()
     except RuntimeError:
@@ -48,36 +52,36 @@ def _reader() -> object:
 class Output:
     """One output of a started command, read as it comes; iterating gives lines, in an event loop too.
 
-    While somebody reads it, slowly, the command waits: a megabyte waits to be read, and no more is taken.
+    The command waits for a slow reader: at most a megabyte is kept unread.
     """
 
-    def __init__(self, started: Started, unread: Unread) -> None:
+    def __init__(self, started: Started, unread: UnreadOutput) -> None:
         self._started = started
         self._unread = unread
 
-    def _wait(self, take: Callable[[], Any]) -> Any:
-        self._unread.readers.add(_reader())
-        return self._started._dialogue.wait(take, self._unread)
+    def _wait(self, poll: Callable[[], Any]) -> Any:
+        self._unread.readers.add(_current_task_or_thread())
+        return self._started._dialogue.wait(poll, self._unread)
 
-    async def _await(self, take: Callable[[], Any]) -> Any:
-        self._unread.readers.add(_reader())
-        return await self._started._dialogue.await_(take, self._unread)
+    async def _wait_in_loop(self, poll: Callable[[], Any]) -> Any:
+        self._unread.readers.add(_current_task_or_thread())
+        return await self._started._dialogue.wait_in_loop(poll, self._unread)
 
     def read(self, size: int = PIECE) -> Any:
-        """Return what has come, at most so many bytes of it; waits for something, and returns nothing at the end."""
-        return self._wait(lambda: self._unread.piece(size))
+        """Wait for output and return it, at most so many bytes; returns an empty text at the end."""
+        return self._wait(lambda: self._unread.read(size))
 
     def readline(self) -> Any:
-        """Return the next line with its end, nothing at the end; a line of more than a megabyte comes in parts."""
-        return self._wait(self._unread.line)
+        """Return the next line with its newline, or an empty text at the end; a line over a megabyte comes in parts."""
+        return self._wait(self._unread.read_line)
 
     async def aread(self, size: int = PIECE) -> Any:
-        """Do as `read` does, in an event loop."""
-        return await self._await(lambda: self._unread.piece(size))
+        """Do the same as `read` in an event loop."""
+        return await self._wait_in_loop(lambda: self._unread.read(size))
 
     async def areadline(self) -> Any:
-        """Do as `readline` does, in an event loop."""
-        return await self._await(self._unread.line)
+        """Do the same as `readline` in an event loop."""
+        return await self._wait_in_loop(self._unread.read_line)
 
     def __iter__(self) -> Iterator[Any]:
         while line := self.readline():
@@ -95,37 +99,38 @@ class Input:
         self._started = started
 
     def write(self, data: str | bytes) -> int:
-        """Write a text or bytes; returns when the command's pipe has taken all of it.
+        """Write a text or bytes; returns when all of it is in the command's pipe.
 
-        Raises BrokenPipeError where the command reads no more. One that prints much for what it reads must be read
-        by another thread, or task, meanwhile: else both wait for ever.
+        Raises BrokenPipeError if the command has closed its input. Let another thread or task read the output of a
+        command that prints a lot while it reads: else both sides wait for each other for ever.
         """
         dialogue = self._started._dialogue
-        dialogue.wait(dialogue.write(_encoded(data)), is_idle=False)
+        dialogue.wait(dialogue.write(_encode(data)), is_idle=False)
         return len(data)
 
     async def awrite(self, data: str | bytes) -> int:
-        """Do as `write` does, in an event loop."""
+        """Do the same as `write` in an event loop."""
         dialogue = self._started._dialogue
-        await dialogue.await_(dialogue.write(_encoded(data)), is_idle=False)
+        await dialogue.wait_in_loop(dialogue.write(_encode(data)), is_idle=False)
         return len(data)
 
     def close(self) -> None:
-        """Let the input end, after what was written; on a terminal, by what Ctrl-D types."""
+        """End the input after everything that was written; on a terminal, as Ctrl-D does."""
         self._started._dialogue.close_input()
 
 
-def _encoded(data: str | bytes) -> bytes:
+def _encode(data: str | bytes) -> bytes:
     if not isinstance(data, (str, bytes)):
         raise BadRequest(f"a command can't be written {data!r:.100}", hint="a text or bytes")
     return encode_text(data) if isinstance(data, str) else data
 
 
 class Started:
-    """A command that runs until it ends, is stopped, or this handle is left or forgotten.
+    """A command that runs until it ends, is stopped, or nobody has this handle any more.
 
-    It is a run like any other: judged, applied or held when it ends, and listed by `Sandbox.running` meanwhile. Leaving
-    a `with` block stops it; what a stopped command wrote is held. To have it end by itself, close its input and `wait`.
+    It is a run like any other: `Sandbox.running` lists it, and when it ends, its changes are judged, and applied or
+    held. Leaving a `with` block stops it, and what a stopped command wrote is held. To let it end by itself, close its
+    input and `wait`.
 
     `stdin` has `write` and `close`; `stdout` and `stderr` have `read`, `readline` and iteration by lines. Iterating
     over the handle itself gives ("stdout" or "stderr", text) as it comes. For event loops there are `awrite`, `aread`,
@@ -143,17 +148,17 @@ class Started:
 
     @property
     def stdin(self) -> Input:
-        """What the command reads."""
+        """The command's input."""
         return Input(self)
 
     @property
     def stdout(self) -> Output:
-        """What it prints; on a terminal, all of it."""
+        """The command's standard output; on a terminal, errors too."""
         return Output(self, self._dialogue.outputs["stdout"])
 
     @property
     def stderr(self) -> Output:
-        """What it prints as errors."""
+        """The command's standard error."""
         return Output(self, self._dialogue.outputs["stderr"])
 
     @property
@@ -164,18 +169,18 @@ class Started:
     def wait(self, timeout: float | None = None) -> Run:
         """Wait for the end and return the report; raises TimeoutError, or what kept the command from running.
 
-        What is printed meanwhile and read by nobody keeps nothing waiting: a megabyte stays to be read, the rest is in
-        the report.
+        Output that nobody reads does not make the command wait then: a megabyte is kept to be read, and the report has
+        the rest.
         """
         limit: Any = timeout
         if limit is not None and not (isinstance(limit, (int, float)) and 0 <= limit < _LONGEST_S):
             raise BadRequest(f"timeout can't be {timeout!r:.100}", hint="seconds, 0 or more and less than 1e9")
-        return self._dialogue.wait(self._ended, timeout=timeout)
+        return self._dialogue.wait(self._poll_report, timeout=timeout)
 
     def __await__(self) -> Generator[Any, None, Run]:
-        return self._dialogue.await_(self._ended).__await__()
+        return self._dialogue.wait_in_loop(self._poll_report).__await__()
 
-    def _ended(self) -> Run | None:
+    def _poll_report(self) -> Run | None:
         if self._dialogue.error is not None:
             raise self._dialogue.error
         return self._dialogue.report
@@ -183,51 +188,52 @@ class Started:
     def stop(self) -> Run:
         """End the command as `fumehood stop` does, and return its report: what it wrote is held.
 
-        It gets what Ctrl-C sends, and two seconds; on a terminal it is ended at once.
+        The command gets the signal of Ctrl-C and two seconds to end; on a terminal it is killed at once.
         """
         self._dialogue.end(STOP)
         return self.wait()
 
     def kill(self) -> Run:
-        """End the command at once, and return its report: what it wrote is held."""
+        """Kill the command at once, and return its report: what it wrote is held."""
         self._dialogue.end(KILL)
         return self.wait()
 
     async def astop(self) -> Run:
-        """Do as `stop` does, in an event loop."""
+        """Do the same as `stop` in an event loop."""
         self._dialogue.end(STOP)
         return await self
 
     async def akill(self) -> Run:
-        """Do as `kill` does, in an event loop."""
+        """Do the same as `kill` in an event loop."""
         self._dialogue.end(KILL)
         return await self
 
     def resize(self, columns: int, rows: int) -> None:
-        """Give its terminal another size."""
+        """Change the size of the command's terminal."""
         if self._dialogue.terminal is None:
             raise BadRequest("the command has no terminal", hint="start(…, terminal=True)")
-        terminal_of((columns, rows))
+        program_terminal((columns, rows))  # checks the size
         self._dialogue.terminal.resize(columns, rows)
 
-    def _piece(self) -> tuple[str, Any] | None:
-        """Return what was printed first of what nobody has read; two empty words at the end."""
+    def _poll_piece(self) -> tuple[str, Any] | None:
+        """Return the oldest unread piece with the name of its output; two empty texts at the end."""
         outputs = self._dialogue.outputs.values()
         for each in outputs:
-            each.readers.add(_reader())
-        for each in sorted((each for each in outputs if each.first is not None), key=lambda each: each.first or 0):
-            if text := each.piece(PIECE):
+            each.readers.add(_current_task_or_thread())
+        unread = [each for each in outputs if each.first_number is not None]
+        for each in sorted(unread, key=lambda each: each.first_number or 0):
+            if text := each.read(PIECE):
                 return each.name, text
         if not all(each.is_ended for each in outputs):
             return None
-        return next(((each.name, rest) for each in outputs if (rest := each.piece(1))), ("", ""))
+        return next(((each.name, rest) for each in outputs if (rest := each.read(1))), ("", ""))
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
-        while (piece := self._dialogue.wait(self._piece, *self._dialogue.outputs.values()))[0]:
+        while (piece := self._dialogue.wait(self._poll_piece, *self._dialogue.outputs.values()))[0]:
             yield piece
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, Any]]:
-        while (piece := await self._dialogue.await_(self._piece, *self._dialogue.outputs.values()))[0]:
+        while (piece := await self._dialogue.wait_in_loop(self._poll_piece, *self._dialogue.outputs.values()))[0]:
             yield piece
 
     def __enter__(self) -> Self:
@@ -254,20 +260,20 @@ class Started:
         return f"Started({self.run} {'running' if self.is_running else 'ended'})"
 
 
-# ---- Commands that a thread runs to their end: whoever closes the records ends them first, and waits.
+# ---- Commands that threads run to their end. Closing their store ends them first, and waits.
 
 _lock = threading.Lock()
-_underway: weakref.WeakKeyDictionary[Store, set[Underway]] = weakref.WeakKeyDictionary()  # what runs, by its records
-_closed: weakref.WeakSet[Store] = weakref.WeakSet()  # records
+_underway: weakref.WeakKeyDictionary[Store, set[Underway]] = weakref.WeakKeyDictionary()
+_closed: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
 class Underway:
-    """One such command, for a `with` block; it gives the caller's part, which can now be cancelled from here."""
+    """A command that a thread runs, for a `with` block, which gives the caller with a way to cancel from here."""
 
     def __init__(self, store: Store, caller: Caller) -> None:
         self._store = store
         self._caller = caller
-        self._is_unwanted = False
+        self._is_cancelled = False
         self.thread = threading.get_ident()
         self.ended = threading.Event()
 
@@ -277,40 +283,40 @@ class Underway:
                 raise BadRequest("this sandbox is closed", hint="open another: nothing that was recorded is lost")
             _underway.setdefault(self._store, set()).add(self)
         cancelled = self._caller.cancelled
-        return self._caller.replace(cancelled=lambda: self._is_unwanted or (cancelled is not None and cancelled()))
+        return self._caller.replace(cancelled=lambda: self._is_cancelled or (cancelled is not None and cancelled()))
 
     def __exit__(self, *_error: object) -> None:
         self.leave()
 
     def leave(self) -> None:
-        """Count it no more; may be repeated, for Ctrl-C can come just before."""
+        """Record that the command has ended; may be called twice, because Ctrl-C can come just before the first."""
         with InterruptsHeld():
             with _lock:
                 _underway.get(self._store, set()).discard(self)
             self.ended.set()
 
     def end(self) -> None:
-        """Have it ended as `fumehood stop` does; what waits to be told in a loop is not, for that may wait for us."""
-        self._is_unwanted = True
+        """Have the command ended as `fumehood stop` does."""
+        self._is_cancelled = True
         if isinstance(self._caller.partner, LoopListener):
-            self._caller.partner.drop()
+            self._caller.partner.drop()  # the event loop may be waiting for us
 
 
 def end_underway(store: Store) -> None:
-    """End what threads run with these records, wait for its report, and let nothing more begin."""
+    """End the commands that threads run with this store, wait for their reports, and let no other begin."""
     with _lock:
-        ours = tuple(_underway.get(store, ()))
-        if any(each.thread == threading.get_ident() for each in ours):
+        underway = tuple(_underway.get(store, ()))
+        if any(each.thread == threading.get_ident() for each in underway):
             raise BadRequest("a sandbox can't be closed in a function that its command calls", hint="close it later")
         _closed.add(store)
-    for each in ours:
+    for each in underway:
         each.end()
-    for each in ours:
+    for each in underway:
         each.ended.wait()
 
 
 def _forget_underway() -> None:
-    """Threads stay behind in a fork, and one of them may have had the lock."""
+    """Forget the threads, which do not exist in a forked child; one of them may have held the lock."""
     global _lock
     _lock = threading.Lock()
     _underway.clear()

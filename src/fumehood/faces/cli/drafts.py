@@ -23,7 +23,7 @@ from fumehood.faces.cli.output import COMMAND_WIDTH, Paint, print_error, whole_n
 from fumehood.faces.cli.run_text import deletions_note, lines_by_directory, print_run
 from fumehood.faces.cli.screen import show_progress
 from fumehood.service import bundles, drafts
-from fumehood.service.drafting import MOST, Best, Candidate
+from fumehood.service.best import MAX_CANDIDATES, Best, Candidate
 from fumehood.service.drafts import Conflict, Preview
 from fumehood.store.history import RunFilter
 from fumehood.store.named import DraftRecord
@@ -219,7 +219,7 @@ def _rebase(context: Context, draft: DraftRecord) -> int:
     return int(bool(conflicts))
 
 
-_CANDIDATES = whole_number(1, MOST)
+_CANDIDATES = whole_number(1, MAX_CANDIDATES)
 
 
 @command(

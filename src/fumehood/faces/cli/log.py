@@ -53,9 +53,10 @@ from fumehood.faces.cli.run_text import (
     lines_by_directory,
     run_label,
 )
-from fumehood.service.differences import contents, differences, each_difference
+from fumehood.service.differences import differences, each_difference
 from fumehood.service.layers import MEND, unrecorded_directories
 from fumehood.service.settle import changes_at
+from fumehood.service.versions import contents
 from fumehood.store.audit import Event
 from fumehood.store.history import CHECKPOINT, UNFINISHED, History, RunFilter
 from fumehood.store.records import file_pieces

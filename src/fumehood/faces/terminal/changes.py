@@ -24,9 +24,10 @@ from fumehood.errors import BadRequest
 from fumehood.faces.cli.run_text import SIGNS, STATES, absolute_path
 from fumehood.faces.terminal.widgets import ActingView, HunkList, TextView, both_outputs, safe_text
 from fumehood.service import decide
-from fumehood.service.differences import contents, difference_of
+from fumehood.service.differences import difference_of
 from fumehood.service.overview import Chosen, ReadRun, read_run, searched, shown_at
 from fumehood.service.store import Store
+from fumehood.service.versions import contents
 from fumehood.store.search import Search
 
 _BranchKey = tuple[str, tuple[str, ...], bool]

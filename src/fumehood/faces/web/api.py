@@ -20,9 +20,10 @@ from fumehood.faces.web import views
 from fumehood.faces.web.views import Page, number_parameter, parse_number
 from fumehood.linux.doctor import examine
 from fumehood.service import decide, overview, provided
-from fumehood.service.differences import contents, differences
+from fumehood.service.differences import differences
 from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
+from fumehood.service.versions import contents
 from fumehood.store.config import file_of, text_of, write_checked
 from fumehood.store.files import Files
 from fumehood.store.search import change_at, count_waiting, page_of_changes

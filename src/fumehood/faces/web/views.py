@@ -27,13 +27,14 @@ from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import LISTING, kind_of, open_below, open_top
 from fumehood.service import decide, differences, drafts, overview, provided
 from fumehood.service.ask import Desk
-from fumehood.service.differences import LONGEST, contents, difference_of, three_versions
+from fumehood.service.differences import difference_of
 from fumehood.service.drafts import Conflict
 from fumehood.service.files import catch_up
 from fumehood.service.library import Sandbox
 from fumehood.service.restore import versions as kept_versions
 from fumehood.service.store import Store
 from fumehood.service.undo import has_backups
+from fumehood.service.versions import MAX_BYTES, contents, three_versions
 from fumehood.store.audit import WEB
 from fumehood.store.config import file_of, text_of
 from fumehood.store.files import FileRecord, Files
@@ -461,7 +462,7 @@ def file(page: Page, request: Request) -> View:
     return "file.html", {
         "title": path, "project": project, "root": root, "file": path,
         "versions": kept_versions(page.store, project, root, path),
-        "runs": differences.changes_of(page.store, project, root, path),
+        "runs": differences.file_changes(page.store, project, root, path),
     }  # fmt: skip
 
 
@@ -469,9 +470,9 @@ def version(page: Page, request: Request) -> View:
     """Show the content of one version of a file."""
     project, root, path = _find_file(page, request)
     source = request.query_params.get("source", "")
-    data = differences.content_of(page.store, project, root, path, source)
+    data = differences.file_content(page.store, project, root, path, source)
     shown: object = None
-    if data is not None and b"\0" not in data and len(data) <= LONGEST:
+    if data is not None and b"\0" not in data and len(data) <= MAX_BYTES:
         shown = render_source(data.decode("utf-8", "replace"), path)
     return "version.html", {"title": path, "lines": shown, "size": None if data is None else len(data)}
 
@@ -479,7 +480,7 @@ def version(page: Page, request: Request) -> View:
 def lines(page: Page, request: Request) -> View:
     """Show which run wrote each line of a file."""
     project, root, path = _find_file(page, request)
-    blamed = differences.blamed(page.store, project, root, path)
+    blamed = differences.lines_with_writers(page.store, project, root, path)
     shown = None if blamed is None else render_source("".join(line for line, _ in blamed), path)
     return "blame.html", {"title": os.path.basename(path), "lines": shown, "blamed": blamed}
 

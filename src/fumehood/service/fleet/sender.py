@@ -38,7 +38,18 @@ from fumehood.linux.cache import TICK_NS, load, save
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import DirectoryCache, open_top, stat_entry
 from fumehood.linux.signing import JOB, RESULT, BadSignature, sign, signer_of
-from fumehood.service.drafting import BROKEN, FAILED, NUMBER, PASSED, SAME, Best, Candidate, measured, pick_best, scored
+from fumehood.service.best import (
+    ERROR,
+    FAILED,
+    NUMBER_VARIABLE,
+    PASSED,
+    SAME,
+    Best,
+    Candidate,
+    pick_best,
+    with_score,
+    with_size,
+)
 from fumehood.service.files import ignore_rules, is_ignored
 from fumehood.service.fleet import jobs
 from fumehood.service.fleet.jobs import LARGEST, Base, BaseEntry, Blobs, Missing, digest, open_blobs
@@ -168,7 +179,7 @@ class FleetSender:
     ) -> Best:  # fmt: skip
         """Have a command done as `n` candidates on one base, and apply the best, as `Sandbox.best` does here."""
         options |= {"check": check, "score": score}
-        numbered = [{**(env or {}), NUMBER: str(number)} for number in range(1, n + 1)]
+        numbered = [{**(env or {}), NUMBER_VARIABLE: str(number)} for number in range(1, n + 1)]
         ids = [self.send(command, env=each, fresh=not at, **options) for at, each in enumerate(numbered)]
         candidates = [Candidate(number=number, draft=_draft(job)) for number, job in enumerate(ids, 1)]
         first_with: dict[str, int] = {}
@@ -192,15 +203,15 @@ class FleetSender:
     ) -> Candidate:
         candidate = candidate.replace(exit_code=run.exit_code, duration_s=run.duration_s)
         if run.exit_code is None:
-            return candidate.replace(status=BROKEN, reason=run.reason)
-        candidate = measured(self._sandbox.draft(candidate.draft), candidate, first_with)
+            return candidate.replace(status=ERROR, reason=run.reason)
+        candidate = with_size(self._sandbox.draft(candidate.draft), candidate, first_with)
         if candidate.status == SAME:
             return candidate
         code, score = note.get("check_code"), note.get("score")
         candidate = candidate.replace(
             check_code=code, status=FAILED if (run.exit_code if code is None else code) else PASSED
         )
-        return candidate if score is None else scored(candidate, score)
+        return candidate if score is None else with_score(candidate, score)
 
     def attach(self, job: str, *, on_output: Callable[[str, str], object] | None = None) -> Run:
         """Wait for a job that was sent, perhaps by another process long ago, and return its run."""
@@ -336,7 +347,7 @@ class FleetSender:
             if self._store.drafts.find_open(self._project.id, name) is not None:
                 self._sandbox.draft(name).discard()
             draft = self._sandbox.draft(name)
-            run: Run = draft._imported(file.name, title, outcome["signed"])
+            run: Run = draft._import_bundle(file.name, title, outcome["signed"])
         if run.state == "empty":
             draft.discard()
         run.exit_code, run.timed_out, run.duration_s, run.network, run.blocked, outputs = end
