@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from conftest import need
 from fumehood import BadRequest, DraftConflict, Run, Sandbox
-from fumehood.service.bundles import export, export_patch, read
+from fumehood.service.bundles import export, export_patch, read_bundle
 from fumehood.service.opened import OpenedStore
 from snapshots import snapshot
 
@@ -347,7 +347,7 @@ def test_a_bundle_with_any_byte_changed_is_refused_or_the_same(data: st.DataObje
         file.write(changed[:cut])
         file.flush()
         try:
-            bundle = read(file.name, os.path.dirname(file.name))
+            bundle = read_bundle(file.name, os.path.dirname(file.name))
         except BadRequest:
             return
         with bundle.layer as layer, tarfile.open(fileobj=layer) as members:
@@ -355,13 +355,13 @@ def test_a_bundle_with_any_byte_changed_is_refused_or_the_same(data: st.DataObje
 
 
 def test_a_bomb_is_refused_before_it_fills_the_disk(test_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fumehood.service.bundles._MOST_UNPACKED", 1 << 20)
+    monkeypatch.setattr("fumehood.service.bundles._MAX_UNPACKED", 1 << 20)
     bomb = entry("zeros")
     bomb.size = 8 << 20
     file = test_directory / "bomb.tar"
     file.write_bytes(image_with(bomb))
     with pytest.raises(BadRequest, match="too large"):
-        read(str(file), str(test_directory))
+        read_bundle(str(file), str(test_directory))
 
 
 def test_more_members_than_a_bundle_has_are_refused_whatever_their_names(test_directory: Path) -> None:
@@ -370,9 +370,9 @@ def test_more_members_than_a_bundle_has_are_refused_whatever_their_names(test_di
         for _ in range(100):
             image.addfile(tarfile.TarInfo("index.json"))
     with pytest.raises(BadRequest, match="more than a bundle"):
-        read(str(file), str(test_directory))
+        read_bundle(str(file), str(test_directory))
     long = tarfile.TarInfo("long")
     long.type, long.size = tarfile.GNUTYPE_LONGNAME, 5
     file.write_bytes((long.tobuf(tarfile.GNU_FORMAT) + b"long\0".ljust(512, b"\0")) * 3000)
     with pytest.raises(BadRequest, match="is not a bundle"):
-        read(str(file), str(test_directory))
+        read_bundle(str(file), str(test_directory))

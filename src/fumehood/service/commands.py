@@ -255,23 +255,23 @@ class Commands:
         """
         return self._marked(self._import_bundle(os.fspath(path)))
 
-    def _import_bundle(self, path: str, title: str = "", signed: str = "") -> Run:
-        from fumehood.service.bundles import UNPACK, compare, read
+    def _import_bundle(self, path: str, title: str = "", signature_line: str = "") -> Run:
+        from fumehood.service.bundles import UNPACK_COMMAND, compare_base, read_bundle
 
-        bundle = read(path, self._store.places.state, self._hood.policy.sign.signers)
+        bundle = read_bundle(path, self._store.places.state, self._hood.policy.sign.signers)
         with bundle.layer:
             title = title or f"import {os.path.basename(path)}: {bundle.command}"
-            run = self._unpack_as_held(UNPACK, bundle.layer, title)
-        signed = signed or f"from a bundle, {bundle.signed}"
-        return compare(self._store, self._project, run, bundle.replace(signed=signed))
+            run = self._unpack_as_held(UNPACK_COMMAND, bundle.layer, title)
+        signature_line = signature_line or f"from a bundle, {bundle.signature_line}"
+        return compare_base(self._store, self._project, run, bundle.replace(signature_line=signature_line))
 
     def import_patch(self, path: str | os.PathLike[str]) -> Run:
         """Import a patch in git's format, with binary files too, as a held run."""
-        from fumehood.service.bundles import APPLY_PATCH
+        from fumehood.service.bundles import APPLY_PATCH_COMMAND
 
         try:
             with open(path, "rb") as patch:
-                return self._unpack_as_held(APPLY_PATCH, patch, f"import {os.path.basename(path)}")
+                return self._unpack_as_held(APPLY_PATCH_COMMAND, patch, f"import {os.path.basename(path)}")
         except OSError as error:
             raise BadRequest(f"{os.fspath(path)} can't be read: {error.strerror}", hint="check the path") from error
 

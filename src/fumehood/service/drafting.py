@@ -139,9 +139,9 @@ class Draft(Commands):
                         entry.size, entry.mode, entry.mtime = len(data), merge.change.after.mode, int(time.time())
                         layer.addfile(entry, io.BytesIO(data))
                 packed.seek(0)
-                from fumehood.service.bundles import UNPACK
+                from fumehood.service.bundles import UNPACK_COMMAND
 
-                run = self._unpack_as_held(UNPACK, packed, f"draft rebase {self.name}")
+                run = self._unpack_as_held(UNPACK_COMMAND, packed, f"draft rebase {self.name}")
             try:
                 drafts.refuse_another(self._store, self._record, state_before, run.run)
             except ChangedMeanwhile:
