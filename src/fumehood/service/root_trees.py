@@ -1,4 +1,4 @@
-"""Root trees of this person: which there are, and how one is installed, chosen or removed; also for programs."""
+"""Root trees: list them, and install, update, choose or remove one. Also the functions of `fumehood.rootfs`."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     Progress = Callable[[str, int, int], None]
 
 
-def installed(store: Store) -> tuple[list[Installed], str]:
+def installed_and_current(store: Store) -> tuple[list[Installed], str]:
     """Return the trees that are ready, and the name of the one that `alpine` means."""
-    at = tree.collection(store.places.data)
-    trees = tree.installed(at)
-    is_tree_itself = len(trees) == 1 and trees[0].path == at
-    return trees, trees[0].name if is_tree_itself else tree.current(at)
+    directory = tree.collection(store.places.data)
+    trees = tree.installed(directory)
+    is_tree_itself = len(trees) == 1 and trees[0].path == directory
+    return trees, trees[0].name if is_tree_itself else tree.current(directory)
 
 
 def install_into(
@@ -43,24 +43,23 @@ def install_into(
     key: Path | Sequence[Path] = (), version: str = "", name: str = "", sha256: str = "", proxy: str = "",
     settings: Rootfs | None = None, on_progress: Progress | None = None,
 ) -> Installed:  # fmt: skip
-    """Install a root tree unless it is here, and return it.
+    """Install a root tree unless it is installed already, and return it; `install` below describes the parameters.
 
-    Tier 1 is the default, and none with a file or an address (`from_`). What is left out is as configured; `key` names
-    files. `on_progress` gets a line of what is being done and, while something is downloaded, how many bytes of how
-    many there are; else two zeros.
+    What is left out is as configured; `settings` are those of the configuration if they are read already.
     """
     keys = (key,) if isinstance(key, (str, os.PathLike)) else tuple(key)
     source = os.fspath(from_)
-    order = _order(
+    default_tier = 0 if source else 1
+    order = _make_order(
         settings or _settings(store.places), mirror, proxy, keys,
-        tier=tier if tier is not None else 0 if source else 1, packages=tuple(dict.fromkeys(packages)), version=version,
+        tier=default_tier if tier is None else tier, packages=tuple(dict.fromkeys(packages)), version=version,
         source=os.path.abspath(source) if source and "://" not in source else source, sha256=sha256.lower(), name=name,
     )  # fmt: skip
     return _installer(store, order.proxy, on_progress).install(order)
 
 
 def install_if_missing(store: Store, settings: Rootfs, on_progress: Progress | None) -> None:
-    """Install the Alpine root where there is none yet: the person's configuration says that it may be."""
+    """Install the Alpine root tree if there is none yet; called if the configuration allows it."""
     try:
         tree.find(tree.collection(store.places.data))
     except BadRequest:
@@ -71,33 +70,33 @@ def update(
     store: Store, *, tier: int | None = None, packages: Sequence[str] = (), mirror: str = "",
     key: Sequence[Path] = (), proxy: str = "", on_progress: Progress | None = None,
 ) -> Installed | None:  # fmt: skip
-    """Install the newest release beside the one in use, with its tier and packages; None where that is the newest."""
-    used = tree.mark_of(f"{tree.collection(store.places.data)}/{tree.CURRENT}")
-    order = _order(
-        _settings(store.places), mirror, proxy, tuple(key),
-        tier=tier if tier is not None else used.tier or 1, packages=tuple(dict.fromkeys((*used.packages, *packages))),
+    """Install the newest release beside the current one, with its tier and packages; None if that is the newest."""
+    current = tree.mark_of(f"{tree.collection(store.places.data)}/{tree.CURRENT}")
+    order = _make_order(
+        _settings(store.places), mirror, proxy, tuple(key), tier=(current.tier or 1) if tier is None else tier,
+        packages=tuple(dict.fromkeys((*current.packages, *packages))),
     )  # fmt: skip
     return _installer(store, order.proxy, on_progress).update(order)
 
 
-def newer(store: Store, *, mirror: str = "", proxy: str = "") -> str | None:
-    """Return the version that a mirror has and that is newer than the one in use, or None."""
+def newer_version(store: Store, *, mirror: str = "", proxy: str = "") -> str | None:
+    """Return the newest version that a mirror has, or None if the current tree has it."""
     settings = _settings(store.places)
     release = _installer(store, proxy or settings.proxy, None).newer(_mirror(settings, mirror))
     return None if release is None else release.version
 
 
-def use(store: Store, name: str) -> Installed:
+def make_current(store: Store, name: str) -> Installed:
     """Let `alpine` mean another installed tree."""
-    at = tree.collection(store.places.data)
-    chosen = tree.find(at, name)
-    if chosen.path not in (at, f"{at}/{tree.current(at)}"):
-        tree.switch(at, chosen.name)
+    directory = tree.collection(store.places.data)
+    chosen = tree.find(directory, name)
+    if chosen.path not in (directory, f"{directory}/{tree.current(directory)}"):
+        tree.switch(directory, chosen.name)
     return chosen
 
 
 def remove_from(store: Store, name: str, on_progress: Progress | None = None) -> None:
-    """Remove a tree that no command runs in and no project's layer lies over."""
+    """Remove a tree; refused while a command runs in it, or a project's root layer lies over it."""
     name = tree.find_damaged(tree.collection(store.places.data), name).name
     count = len(pins(store.places.layers, name))
     if count:
@@ -108,43 +107,44 @@ def remove_from(store: Store, name: str, on_progress: Progress | None = None) ->
     _installer(store, "", on_progress).remove(name)
 
 
-def _settings(ours: Places) -> Rootfs:
-    return policy_for(ours, ()).rootfs
+def _settings(own_places: Places) -> Rootfs:
+    return policy_for(own_places, ()).rootfs
 
 
 def _mirror(settings: Rootfs, mirror: str) -> str:
     return mirror or settings.mirror or download.MIRROR
 
 
-def _order(settings: Rootfs, mirror: str, proxy: str, keys: Sequence[Path], **wanted: Any) -> Order:
-    """Return what is to be installed; what was not said is as configured."""
+def _make_order(settings: Rootfs, mirror: str, proxy: str, keys: Sequence[Path], **fields: Any) -> Order:
+    """Return what is to be installed; mirror, proxy and keys are as configured if they are empty."""
     files = tuple(os.path.abspath(os.path.expanduser(path)) for path in keys or settings.keys)
-    return Order(mirror=_mirror(settings, mirror), proxy=proxy or settings.proxy, keys=files, **wanted)
+    return Order(mirror=_mirror(settings, mirror), proxy=proxy or settings.proxy, keys=files, **fields)
 
 
 def _installer(store: Store, proxy: str, on_progress: Progress | None) -> Installer:
-    ours, line = store.places, ""
+    own_places, step = store.places, ""
 
-    def tell(said: str) -> None:
-        nonlocal line
-        line = said
+    def report_step(new_step: str) -> None:
+        nonlocal step
+        step = new_step
         if on_progress is not None:
-            on_progress(said, 0, 0)
+            on_progress(step, 0, 0)
 
-    def downloaded(done: int, total: int) -> None:
+    def report_download(done: int, total: int) -> None:
         if on_progress is not None:
-            on_progress(line, done, total)
+            on_progress(step, done, total)
 
     return Installer(
-        tree.collection(ours.data), ours.cache, host(ours.cache, ours.state), tell,
-        download.Fetcher(proxy, downloaded), os.uname().machine,
+        tree.collection(own_places.data), own_places.cache, host(own_places.cache, own_places.state), report_step,
+        download.Fetcher(proxy, report_download), os.uname().machine,
     )  # fmt: skip
 
 
 # ---- The functions of `fumehood.rootfs`, for programs.
 
+
 class InstalledTree(Value):
-    """An installed root tree; `current` tells that it is the one that `alpine` means."""
+    """An installed root tree; `current` is true for the one that `alpine` means."""
 
     name: str
     version: str
@@ -153,25 +153,25 @@ class InstalledTree(Value):
 
 
 def architecture() -> str:
-    """Return Alpine's name for this machine's architecture; raises Unavailable where Alpine has none for it."""
+    """Return Alpine's name for this machine's architecture; raises Unavailable if Alpine does not support it."""
     return download.architecture()
 
 
 def latest_version(mirror: str = "", proxy: str = "") -> str:
-    """Ask the mirror, by default the configured one, for the newest Alpine version."""
+    """Return the newest Alpine version of a mirror, by default the configured one."""
     settings = _settings(places())
     fetcher = download.Fetcher(proxy or settings.proxy)
     return download.latest(fetcher, _mirror(settings, mirror), architecture()).version
 
 
 def directory(name: str = "") -> str:
-    """Return the directory that holds the root trees, or that of the tree of a name; `alpine` is the one in use."""
-    at = tree.collection(places().data)
-    return tree.find(at, name).path if name else at
+    """Return the directory that holds the root trees, or the directory of one tree; `alpine` is the current one."""
+    collection = tree.collection(places().data)
+    return tree.find(collection, name).path if name else collection
 
 
 def is_ready(name: str = ALPINE) -> bool:
-    """Return True if commands can run in a tree; asks nobody, so it works offline."""
+    """Return True if commands can run in a tree; works offline."""
     try:
         return bool(directory(name))
     except BadRequest:
@@ -183,33 +183,33 @@ def install(
     key: str | Sequence[str] = (), version: str = "", name: str = "", sha256: str = "", proxy: str = "",
     on_progress: Progress | None = None,
 ) -> InstalledTree:  # fmt: skip
-    """Install a root tree unless it is here, and return it; processes that do so at once wait for the first.
+    """Install a root tree unless it is installed already, and return it; other processes that do so wait meanwhile.
 
-    `tier` 1 has a shell and Python, 2 more tools, 0 nothing but the tarball; `packages` are installed besides. `from_`
-    is a tarball, an image archive or an address of one (the tier is then 0 if not given); without it, a release comes
-    from the mirror. `key` names files with public keys that sign packages. `on_progress` is told (what is done, bytes
-    here, bytes in all); both are 0 where nothing is downloaded.
+    `tier` 1, the default, has a shell and Python, 2 more tools, 0 only what is in the tarball; `packages` are added.
+    `from_` is a tarball, an image archive or the address of one, and the default tier is then 0; without it, a release
+    comes from the mirror. `key` names files with public keys that sign packages. `on_progress` gets (the current step,
+    bytes so far, bytes in all); both numbers are 0 while nothing is downloaded.
     """
     with closing(OpenedStore()) as store:
-        made = install_into(
+        new_tree = install_into(
             store, tier=tier, packages=packages, from_=from_, mirror=mirror, key=key, version=version, name=name,
             sha256=sha256, proxy=proxy, on_progress=on_progress,
         )  # fmt: skip
-        return _entry(made, installed(store)[1])
+        return _entry(new_tree, installed_and_current(store)[1])
 
 
 def installed_trees() -> list[InstalledTree]:
     """Return the root trees that are ready, by name."""
     with closing(OpenedStore()) as store:
-        trees, current = installed(store)
+        trees, current = installed_and_current(store)
     return [_entry(each, current) for each in trees]
 
 
 def remove(name: str) -> None:
-    """Remove a root tree that no command runs in and no project's layer lies over."""
+    """Remove a root tree; refused while a command runs in it, or a project's root layer lies over it."""
     with closing(OpenedStore()) as store:
         remove_from(store, name)
 
 
-def _entry(one: Installed, current: str) -> InstalledTree:
-    return InstalledTree(name=one.name, version=one.version, path=one.path, current=one.name == current)
+def _entry(each: Installed, current: str) -> InstalledTree:
+    return InstalledTree(name=each.name, version=each.version, path=each.path, current=each.name == current)

@@ -78,17 +78,17 @@ def _rootfs(context: Context) -> int:
         return _check_newer(context)
     if what == "remove":
         root_trees.remove_from(store, options.name, Progress(is_shown=not context.as_json))
-        current = root_trees.installed(store)[1]
+        current = root_trees.installed_and_current(store)[1]
         means = f"; alpine is {current} now" if current else ""
         return context.print_result(
             {"removed": options.name, "current": current or None}, f"{options.name} is removed{means}"
         )
-    tree = root_trees.use(store, options.name) if what == "use" else None
+    tree = root_trees.make_current(store, options.name) if what == "use" else None
     if what in ("install", "update"):
         tree = _install_or_update(context)  # None if the newest version is installed already
         if tree is None:
             return context.print_result({"newer": None}, "the newest version is installed")
-    trees, current = root_trees.installed(store)
+    trees, current = root_trees.installed_and_current(store)
 
     def entry(tree: Installed) -> dict[str, object]:
         mark = mark_of(tree.path)
@@ -136,8 +136,8 @@ def _check_newer(context: Context) -> int:
     from fumehood.service import root_trees
 
     options = context.options
-    newer = root_trees.newer(context.store, mirror=options.mirror or "", proxy=options.proxy or "")
-    trees, current = root_trees.installed(context.store)
+    newer = root_trees.newer_version(context.store, mirror=options.mirror or "", proxy=options.proxy or "")
+    trees, current = root_trees.installed_and_current(context.store)
     used = next((tree.version for tree in trees if tree.name == current), None)
     if newer is None:
         line = f"Alpine {used} is the newest"

@@ -157,7 +157,7 @@ class _Wizard:
         store = self._context.store
         mirror, keys = self._options.mirror or "", [os.path.abspath(path) for path in self._options.key or ()]
         tier = self._options.tier
-        if tier is None and not root_trees.installed(store)[1]:
+        if tier is None and not root_trees.installed_and_current(store)[1]:
             self._say("  tier 1: bash, Python, pip, coreutils, grep, sed; tier 2: also git, curl, jq, Node.js and more")
             tier = int(self._ask("  tools?", ("1", "2"), "1"))
         progress = Progress("  ", is_shown=not self._context.as_json)
