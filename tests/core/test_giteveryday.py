@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fumehood.core.changes import DELETED, DIRECTORY, FILE, Change
 from fumehood.core.danger import ChangeFacts, find_concern, wants_facts
-from fumehood.core.gitconfig import by_key, parse
+from fumehood.core.gitconfig import parse, values_by_key
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, setting, stamp
 
 ORIGIN = setting("remote.origin.url=https://example.org/x.git") + setting(
@@ -256,7 +256,7 @@ LINES = st.lists(st.sampled_from([*EVERYDAY, *SENDING, *UNUSUAL, "core.hooksPath
 def test_what_passes_leaves_every_remote_and_program_as_it_was(one: list[str], other: list[str]) -> None:
     old, new = (THERE + b"".join(map(setting, lines)) for lines in (one, other))
     if file(".git/config", new, old=old) is None:
-        was, now = (by_key(parse(content) or []) for content in (old, new))
+        was, now = (values_by_key(parse(content) or []) for content in (old, new))
         fixed = ("remote.", "push.", "core.hookspath", "include.", "extensions.partialclone", "lfs.")
         assert all(was.get(key) == now.get(key) for key in {**was, **now} if key.startswith(fixed))
         followed = set(now.get("branch.main.remote", ())) - set(was.get("branch.main.remote", ()))

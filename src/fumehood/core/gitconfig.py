@@ -1,7 +1,7 @@
 """Read git's configuration format as git does, and judge what changed in a configuration.
 
-The reader follows git's own (`config.c`), whose corners matter here: what git takes for a key must not look like a
-comment to us. It takes any bytes at all; includes are not followed.
+The parser follows git's own (`config.c`), also in odd cases: what git takes for a key must not look like a comment
+here. It accepts any bytes; includes are not followed.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Entry = tuple[str, str | None]
+    Entry = tuple[str, str | None]  # a key and its value
     Values = tuple[str | None, ...]
-    Keys = dict[str, Values]
+    Settings = dict[str, Values]
 
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN = 10, 13
@@ -28,56 +28,65 @@ _QUOTE, _BACKSLASH, _DOT = 34, 92, 46
 
 
 def parse(data: bytes) -> list[Entry] | None:
-    """Return every key with its value in the order of the file, or None where git would refuse the file.
+    """Return every key with its value in the order of the file, or None if git would refuse the file.
 
-    Section and last name are in lower case, a quoted subsection keeps its own. A key without `=` has no
-    value, which git takes for true.
+    Section and last name are in lower case, a quoted subsection keeps its case. The value of a key without `=` is None;
+    git takes that for true.
     """
     try:
-        return _Reader(data).entries()
-    except _Refused:
+        return _Parser(data).entries()
+    except _InvalidConfig:
         return None
 
 
 def changed_keys(old: bytes | None, new: bytes) -> list[tuple[str, Values, Values]] | None:
-    """Return each key whose values are not what they were, with both; None: the new file can't be understood.
+    """Return each key whose values changed, with its old and new values, or None if the new file can't be parsed.
 
-    Keys that are gone are left out. All values of a key count, in their order: taking away the last one
-    makes the one before it take effect.
+    Removed keys are left out. All values of a key count, in their order: if the last one is removed, the one before it
+    takes effect.
     """
-    after = parse(new)
-    if after is None:
+    new_entries = parse(new)
+    if new_entries is None:
         return None
-    was, now = by_key(parse(old) or [] if old is not None else []), by_key(after)
-    return [(key, was.get(key, ()), values) for key, values in now.items() if was.get(key) != values]
+    old_settings, new_settings = values_by_key(_parse_old(old)), values_by_key(new_entries)
+    return [
+        (key, old_settings.get(key, ()), values)
+        for key, values in new_settings.items()
+        if old_settings.get(key) != values
+    ]
+
+
+def _parse_old(data: bytes | None) -> list[Entry]:
+    """Return the entries of the file before the change: none if it did not exist, or git would have refused it."""
+    return [] if data is None else parse(data) or []
 
 
 def split_key(key: str) -> tuple[str, str | None, str]:
-    """Take a key apart: section, subsection or None, name."""
+    """Return a key's section, its subsection or None, and its name."""
     section, _, rest = key.partition(".")
     subsection, dot, name = rest.rpartition(".")
     return section, subsection if dot else None, name
 
 
-def by_key(entries: Sequence[Entry]) -> dict[str, Values]:
-    """Gather the values of each key, in their order."""
-    gathered: dict[str, list[str | None]] = {}
+def values_by_key(entries: Sequence[Entry]) -> Settings:
+    """Return the values of each key, in their order."""
+    values_by_key: dict[str, list[str | None]] = {}
     for key, value in entries:
-        gathered.setdefault(key, []).append(value)
-    return {key: tuple(values) for key, values in gathered.items()}
+        values_by_key.setdefault(key, []).append(value)
+    return {key: tuple(values) for key, values in values_by_key.items()}
 
 
-class _Refused(Exception):
+class _InvalidConfig(Exception):
     """The file breaks the format."""
 
 
 def _text(raw: bytes) -> str:
-    """Decode what git sees of a string: C ends it at a NUL."""
+    """Decode what git sees of a string: in C, it ends at a NUL."""
     return raw.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-class _Reader:
-    """One pass over one file. The end of the file reads as a newline, again and again."""
+class _Parser:
+    """One pass over one file. At the end of the file, every byte read is a newline."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -86,11 +95,11 @@ class _Reader:
 
     def entries(self) -> list[Entry]:
         entries: list[Entry] = []
-        stem = b""
+        section_prefix = b""
         if self._data.startswith(_BOM):
             self._at = len(_BOM)
         elif self._data.startswith(_BOM[:1]):
-            raise _Refused  # part of the mark that some editors put first is an error
+            raise _InvalidConfig  # git refuses a part of the byte order mark
         while True:
             char = self._next()
             if char == _NEWLINE and self._ended:
@@ -100,12 +109,12 @@ class _Reader:
             if char in b"#;":
                 self._skip_line()
             elif char == ord("["):
-                stem = self._section() + b"."
+                section_prefix = self._section() + b"."
             elif char in _LETTERS:
                 key, value = self._entry(char)
-                entries.append((_text(stem + key), None if value is None else _text(value)))
+                entries.append((_text(section_prefix + key), None if value is None else _text(value)))
             else:
-                raise _Refused
+                raise _InvalidConfig
 
     def _next(self) -> int:
         if self._at >= len(self._data):
@@ -127,35 +136,36 @@ class _Reader:
         while True:
             char = self._next()
             if self._ended:
-                raise _Refused
+                raise _InvalidConfig
             if char == ord("]") and name:
                 return bytes(name).lower()
             if char in _SPACE:
                 return bytes(name).lower() + self._subsection(char)
             if char not in _KEY and char != _DOT:
-                raise _Refused
+                raise _InvalidConfig
             name.append(char)
 
     def _subsection(self, char: int) -> bytes:
-        """Read `"name"]` after the blanks that follow a section."""
+        """Read `"name"]` and the blanks before it, which `char` is the first of."""
         while char in _SPACE:
             if char == _NEWLINE:
-                raise _Refused
+                raise _InvalidConfig
             char = self._next()
         if char != _QUOTE:
-            raise _Refused
+            raise _InvalidConfig
         name = bytearray(b".")
         while (char := self._next()) != _QUOTE:
             if char == _BACKSLASH:
                 char = self._next()
             if char == _NEWLINE:
-                raise _Refused
+                raise _InvalidConfig
             name.append(char)
         if self._next() != ord("]"):
-            raise _Refused
+            raise _InvalidConfig
         return bytes(name)
 
     def _entry(self, char: int) -> tuple[bytes, bytes | None]:
+        """Read a key, which begins with `char`, and its value."""
         key = bytearray((char,))
         while (char := self._next()) in _KEY and not self._ended:
             key.append(char)
@@ -164,11 +174,11 @@ class _Reader:
         if char == _NEWLINE:
             return bytes(key).lower(), None
         if char != ord("="):
-            raise _Refused
+            raise _InvalidConfig
         return bytes(key).lower(), self._value()
 
     def _value(self) -> bytes:
-        """Read a value; most are plain, which spares going through it byte by byte."""
+        """Read a value; only one with special characters is read byte by byte, which takes longer."""
         end = self._data.find(b"\n", self._at)
         line = self._data[self._at : None if end < 0 else end]
         if any(special in line for special in (b'"', b"\\", b"#", b";")):
@@ -180,13 +190,13 @@ class _Reader:
     def _quoted_value(self) -> bytes:
         value = bytearray()
         quoted = False
-        kept = 0  # up to here blanks at the end count: they were quoted, or something followed
+        length = 0  # of the value without trailing blanks; quoted blanks are a part of the value
         while True:
             char = self._next()
             if char == _NEWLINE:
                 if quoted:
-                    raise _Refused
-                return bytes(value[:kept])
+                    raise _InvalidConfig
+                return bytes(value[:length])
             if not quoted and char in b"#;":
                 self._skip_line()
                 continue
@@ -199,24 +209,25 @@ class _Reader:
             elif char == _BACKSLASH:
                 escaped = self._next()
                 if escaped not in _ESCAPES:
-                    raise _Refused
+                    raise _InvalidConfig
                 value += _ESCAPES[escaped]
             else:
                 value.append(char)
-            kept = len(value)
+            length = len(value)
 
 
-# Tell which settings of a git configuration make git run something or lead it elsewhere.
+# Settings that make git run something or lead it elsewhere: in a new repository, which may have any addresses.
 #
-# What is known to be harmless is listed, and the rest waits for a person: git and its companions gain
-# settings that run programs with almost every release. That is for a repository that is new, and whose addresses
-# are its own matter; `everyday_concern` is for one that was there.
+# Tables list the settings that are known to be harmless. All others wait for a person, because almost every release of
+# git and its companions has new settings that run programs. `everyday_concern` is for a repository that existed before.
 
 FLAG = "git-config"
 
-# `a.b` is a name in a section, `a.*.b` one in a subsection, `a.*` any of the section, `a.*.*` of its subsections.
-# Run or read by git in the course of everyday commands, without being asked for.
-AUTOMATIC = word_set(
+# In these tables, `a.b` is a name in a section, and `a.*.b` a name in any of its subsections. `a.*` is any name in the
+# section, and `a.*.*` any name in its subsections.
+
+# Everyday commands of git run or read what these name, without being asked.
+_AUTOMATIC = word_set(
     """
     core.fsmonitor core.hookspath core.sshcommand core.gitproxy core.pager core.askpass core.attributesfile
     core.alternaterefscommand core.worktree diff.external diff.*.command diff.*.textconv
@@ -228,8 +239,8 @@ AUTOMATIC = word_set(
     lfs.customtransfer.*.path lfs.standalonetransferagent
     """
 )
-# Run when a person asks for an editor, a tool, an alias.
-ON_DEMAND = word_set(
+# Git runs what these name if a person asks for an editor, a tool or an alias.
+_ON_DEMAND = word_set(
     """
     alias.* alias.*.* core.editor sequence.editor mergetool.*.cmd mergetool.*.path difftool.*.cmd difftool.*.path
     guitool.*.cmd browser.*.cmd browser.*.path man.*.cmd man.*.path web.browser help.browser instaweb.httpd
@@ -237,14 +248,15 @@ ON_DEMAND = word_set(
     sendemail.* sendemail.*.*
     """
 )
-ELSEWHERE = word_set(
+# These decide whom git contacts or trusts.
+_CONTACTS = word_set(
     """
     url.*.insteadof url.*.pushinsteadof http.* http.*.* credential.* credential.*.* remote.*.proxy protocol.allow
     protocol.*.allow safe.* fetch.bundleuri bundle.* bundle.*.* lfs.url lfs.*.* extensions.refstorage
     submodule.*.gitdir
     """
 )
-HARMLESS = word_set(
+_HARMLESS = word_set(
     """
     add.* advice.* am.* apply.* author.* blame.* branch.* branch.*.* checkout.* clone.* color.* color.*.* column.*
     commit.* commitgraph.* committer.* fastimport.* feature.* grep.* i18n.* index.* log.* mailinfo.*
@@ -288,61 +300,64 @@ HARMLESS = word_set(
     submodule.*.update submodule.*.url
     """
 )
-# These name a place that git contacts; the form of the name alone can make it run a helper.
-ADDRESSES = word_set(
+# These name an address for git. Some forms of an address make git run a helper.
+_ADDRESSES = word_set(
     "remote.*.url remote.*.pushurl remote.pushdefault submodule.*.url branch.*.remote branch.*.pushremote"
 )
-_UPDATE = word_set("submodule.*.update")
-_TOOLS = word_set("diff.tool diff.guitool merge.tool merge.guitool")  # a file beside git's own scripts, which git reads
-_PLACES = word_set("core.hookspath core.attributesfile core.worktree")
-_SWITCHABLE = word_set("core.fsmonitor pager.*")
-_FOR_A_PERSON = word_set("core.pager core.editor sequence.editor pager.*")
-_SWITCH = frozenset(("true", "false"))
-# What agents name so that git does not wait for a person.
-_PLAIN_PROGRAMS = frozenset(("", "cat", "less", "more", "true", ":", "vi", "vim", "nano"))
-UPDATES = frozenset(("checkout", "rebase", "merge", "none"))
+_UPDATES = word_set("submodule.*.update")
+_BUILT_IN_UPDATES = frozenset(("checkout", "rebase", "merge", "none"))
+_TOOLS = word_set("diff.tool diff.guitool merge.tool merge.guitool")  # a value with a slash is a script that git reads
+_PATHS = word_set("core.hookspath core.attributesfile core.worktree")
+_SWITCHES = word_set("core.fsmonitor pager.*")  # or the name of a program
+_SWITCH_VALUES = frozenset(("true", "false"))
+_INTERACTIVE_PROGRAMS = word_set("core.pager core.editor sequence.editor pager.*")
+# Agents set these programs so that git does not wait for a person.
+_HARMLESS_PROGRAMS = frozenset(("", "cat", "less", "more", "true", ":", "vi", "vim", "nano"))
 
 
-def key_concern(key: str, was: Values, now: Values) -> Concern | None:
+def key_concern(key: str, old_values: Values, new_values: Values) -> Concern | None:
     """Judge one setting whose values are new or changed."""
-    if runs_something(key):
-        values = {value or "" for value in now}
-        if _is_in(key, _SWITCHABLE) and {value.lower() for value in values} <= _SWITCH:
-            return None
-        if _is_in(key, _FOR_A_PERSON) and values <= _PLAIN_PROGRAMS:
-            return flag(FLAG, f"{brief(key)} is set")
-        if key.startswith("include"):
-            return hold(FLAG, f"git would read settings from another file, named by {brief(key)}")
-        if _is_in(key, _PLACES):
-            return hold(FLAG, f"{brief(key)} leads git to files elsewhere")
-        return hold(FLAG, f"git would run a program named by {brief(key)}")
-    before = frozenset(was)
-    for value in [value or "" for value in dict.fromkeys(now) if value not in before]:
-        if _is_in(key, ADDRESSES) and _is_helper_address(value):
+    if _names_program(key):
+        return _program_concern(key, {value or "" for value in new_values})
+    for value in [value or "" for value in dict.fromkeys(new_values) if value not in old_values]:
+        if _is_in(key, _ADDRESSES) and _is_helper_address(value):
             return hold(FLAG, f"{brief(key)} has an address that makes git run a program")
-        if (_is_in(key, _UPDATE) and value not in UPDATES) or (key in _TOOLS and "/" in value):
+        if (_is_in(key, _UPDATES) and value not in _BUILT_IN_UPDATES) or (key in _TOOLS and "/" in value):
             return hold(FLAG, f"{brief(key)} names a program for git to run")
         if key == "extensions.refstorage" and "://" in value:
             return hold(FLAG, f"{brief(key)} leads git to branches elsewhere")
-    if _is_in(key, HARMLESS):
+    if _is_in(key, _HARMLESS):
         return None
-    decides = "decides whom git contacts or trusts" if _is_in(key, ELSEWHERE) else ""
-    return hold(FLAG, f"{brief(key)} {decides or 'is not a git setting that is known to be harmless'}")
+    if _is_in(key, _CONTACTS):
+        return hold(FLAG, f"{brief(key)} decides whom git contacts or trusts")
+    return hold(FLAG, f"{brief(key)} is not a git setting that is known to be harmless")
 
 
-def runs_something(key: str) -> bool:
-    """Return True if git runs or reads something that this setting names, by itself or when asked to."""
-    return _is_in(key, AUTOMATIC) or _is_in(key, ON_DEMAND)
+def _program_concern(key: str, values: set[str]) -> Concern | None:
+    if _is_in(key, _SWITCHES) and {value.lower() for value in values} <= _SWITCH_VALUES:
+        return None
+    if _is_in(key, _INTERACTIVE_PROGRAMS) and values <= _HARMLESS_PROGRAMS:
+        return flag(FLAG, f"{brief(key)} is set")
+    if key.startswith("include"):
+        return hold(FLAG, f"git would read settings from another file, named by {brief(key)}")
+    if _is_in(key, _PATHS):
+        return hold(FLAG, f"{brief(key)} leads git to files elsewhere")
+    return hold(FLAG, f"git would run a program named by {brief(key)}")
+
+
+def _names_program(key: str) -> bool:
+    """Return True if git runs or reads something that this setting names, by itself or when a person asks."""
+    return runs_by_itself(key) or _is_in(key, _ON_DEMAND)
 
 
 def runs_by_itself(key: str) -> bool:
-    """Return True if git acts on this setting in everyday commands."""
-    return _is_in(key, AUTOMATIC)
+    """Return True if git runs or reads something that this setting names in everyday commands."""
+    return _is_in(key, _AUTOMATIC)
 
 
 def may_name_program(key: str) -> bool:
-    """Return True if what a setting names may be run or obeyed by git, automatically or when a person asks."""
-    return not _is_in(key, HARMLESS)
+    """Return True unless a setting is known to be harmless: git may run or obey what it names."""
+    return not _is_in(key, _HARMLESS)
 
 
 def _is_in(key: str, table: frozenset[str]) -> bool:
@@ -354,88 +369,91 @@ def _is_in(key: str, table: frozenset[str]) -> bool:
 
 
 def _is_helper_address(value: str) -> bool:
-    """Return True if git would take an address for options or for `helper::address`."""
-    before, colons, _ = value.partition("::")
-    helper = bool(colons) and before.replace("-", "").replace("+", "").replace(".", "").isalnum()
-    return value.startswith(("-", "!")) or helper or not value.isprintable()
+    """Return True if git would take an address for an option or for `helper::address`."""
+    helper, colons, _ = value.partition("::")
+    has_helper = bool(colons) and helper.replace("-", "").replace("+", "").replace(".", "").isalnum()
+    return value.startswith(("-", "!")) or has_helper or not value.isprintable()
 
 
-# Tell which changes to the configuration of a repository that was there need no person.
+# Changes to the configuration of a repository that existed before.
 #
-# What git itself writes there on a normal day is listed, and the rest waits: where git sends a person's commits is told
-# by settings that run nothing. What is gone counts as much as what is new: without its `pushurl`, a push goes
+# Only what git itself writes there on a normal day needs no person: a setting that runs nothing can still decide where
+# git sends a person's commits. Removed settings count as much as new ones: if its `pushurl` is gone, a push goes
 # elsewhere.
 
-# What `git init`, `git sparse-checkout`, `git worktree` and `git submodule` write, with the values that they write.
-_WRITTEN = {
-    "core.filemode": _SWITCH, "core.ignorecase": _SWITCH, "core.precomposeunicode": _SWITCH, "core.symlinks": _SWITCH,
-    "core.bare": frozenset(("false",)), "core.logallrefupdates": frozenset(("true",)),
-    "core.sparsecheckout": _SWITCH, "core.sparsecheckoutcone": _SWITCH, "index.sparse": _SWITCH,
+# `git init`, `git sparse-checkout`, `git worktree` and `git submodule` write these values.
+_WRITTEN_VALUES = {
+    "core.filemode": _SWITCH_VALUES, "core.ignorecase": _SWITCH_VALUES, "core.precomposeunicode": _SWITCH_VALUES,
+    "core.symlinks": _SWITCH_VALUES, "core.bare": frozenset(("false",)),
+    "core.logallrefupdates": frozenset(("true",)), "core.sparsecheckout": _SWITCH_VALUES,
+    "core.sparsecheckoutcone": _SWITCH_VALUES, "index.sparse": _SWITCH_VALUES,
     "extensions.worktreeconfig": frozenset(("true",)), "extensions.relativeworktrees": frozenset(("true",)),
-    "submodule.*.active": _SWITCH, "submodule.*.update": UPDATES,
+    "submodule.*.active": _SWITCH_VALUES, "submodule.*.update": _BUILT_IN_UPDATES,
 }  # fmt: skip
-_FREE = word_set("pull.rebase pull.ff submodule.active branch.*.rebase branch.*.description")
-# `git submodule deinit` drops a whole section, older versions of `git sparse-checkout disable` their settings.
-_DROPPED = word_set(
+_ANY_VALUE = word_set("pull.rebase pull.ff submodule.active branch.*.rebase branch.*.description")
+# `git submodule deinit` removes a whole section, older versions of `git sparse-checkout disable` remove their settings.
+_REMOVED_BY_GIT = word_set(
     """
     core.sparsecheckout core.sparsecheckoutcone index.sparse submodule.*.url submodule.*.active submodule.*.update
     submodule.*.branch submodule.*.ignore submodule.*.fetchrecursesubmodules submodule.*.shallow submodule.*.path
     """
 )
-_KEPT_OF_BRANCHES = word_set("pushremote mergeoptions")
-_SENDING = ("remote.", "remotes.", "url.", "push.", "lfs.")
-_SENDING_KEYS = word_set("extensions.partialclone branch.*.remote branch.*.pushremote branch.*.merge submodule.*.url")
-# Sections whose settings take no notice of each other.
-_ORDERLESS = ("branch", "core", "extensions", "index", "pull", "submodule", "user")
+_NEVER_REMOVED_FROM_BRANCH = word_set("pushremote mergeoptions")
+# These decide where git sends data to: keys that begin so, and single keys.
+_DESTINATION_STARTS = ("remote.", "remotes.", "url.", "push.", "lfs.")
+_DESTINATIONS = word_set("extensions.partialclone branch.*.remote branch.*.pushremote branch.*.merge submodule.*.url")
+# In these sections, the order of different settings has no effect.
+_UNORDERED_SECTIONS = ("branch", "core", "extensions", "index", "pull", "submodule", "user")
 
 
 def everyday_concern(old: bytes | None, new: bytes, is_own_work_tree: Callable[[Values], bool]) -> Concern | None:
-    """Judge a configuration by every key whose values are not what they were, or are gone.
+    """Judge a configuration by every key whose values changed or were removed.
 
-    `is_own_work_tree` tells whether these may be the values of `core.worktree`: a submodule has one.
+    `is_own_work_tree` returns True for the values that `core.worktree` may have: a submodule has one.
     """
-    after = parse(new)
-    if after is None:
+    new_entries = parse(new)
+    if new_entries is None:
         return hold(FLAG, "can't be understood as a git configuration")
-    before = [] if old is None else parse(old) or []
-    was, now = by_key(before), by_key(after)
-    renamed = _renamed(was, now)
-    changed = [key for key in {**now, **was} if was.get(key) != now.get(key)]
+    old_entries = _parse_old(old)
+    old_settings, new_settings = values_by_key(old_entries), values_by_key(new_entries)
+    renamed_branches = _renamed_branches(old_settings, new_settings)
+    changed = [key for key in {**new_settings, **old_settings} if old_settings.get(key) != new_settings.get(key)]
     reasons = []
     for key in changed:
-        values = now.get(key, ())
-        if key == "core.worktree" and is_own_work_tree(values):
+        new_values = new_settings.get(key, ())
+        if key == "core.worktree" and is_own_work_tree(new_values):
             continue
-        if split_key(key)[:2] not in renamed and not _is_everyday(key, was, values):
-            reasons.append(_why(key, was.get(key, ()), values))
+        if split_key(key)[:2] not in renamed_branches and not _is_everyday(key, old_settings, new_values):
+            reasons.append(_severity_and_reason(key, old_settings.get(key, ()), new_values))
     if reasons:
         more = f"; and {len(reasons) - 1} more" if len(reasons) > 1 else ""
         return hold(FLAG, f"{min(reasons)[1]}{more}")
-    return _order_concern(before, after, set(changed))
+    return _order_concern(old_entries, new_entries, set(changed))
 
 
-def _is_everyday(key: str, was: Keys, now: Values) -> bool:
-    """Return True if git itself writes these values of a key, or takes it out, in a repository that has the rest."""
+def _is_everyday(key: str, old_settings: Settings, new_values: Values) -> bool:
+    """Return True if git itself, in a repository with these old settings, writes such values or removes the key."""
     section, subsection, name = split_key(key)
     pattern = _pattern(key)
-    if pattern in _FREE or (section == "user" and subsection is None):
+    if pattern in _ANY_VALUE or (section == "user" and subsection is None):
         return True
-    if not now:
-        return pattern in _DROPPED or (pattern.startswith("branch.*.") and name not in _KEPT_OF_BRANCHES)
-    if pattern in _WRITTEN:
-        return all((value or "").lower() in _WRITTEN[pattern] for value in now)
+    if not new_values:
+        is_of_branch = pattern.startswith("branch.*.")
+        return pattern in _REMOVED_BY_GIT or (is_of_branch and name not in _NEVER_REMOVED_FROM_BRANCH)
+    if pattern in _WRITTEN_VALUES:
+        return all((value or "").lower() in _WRITTEN_VALUES[pattern] for value in new_values)
     if key == "core.repositoryformatversion":
-        return now == ("1",) or (now == ("0",) and key not in was)
+        return new_values == ("1",) or (new_values == ("0",) and key not in old_settings)
     if pattern == "submodule.*.url":
-        return key not in was and key_concern(key, (), now) is None
-    # A branch may follow one of a remote that was there.
-    is_branch = pattern == "branch.*.merge" and all((value or "").startswith("refs/") for value in now)
-    return is_branch or (pattern == "branch.*.remote" and _were_there(now, was))
+        return key not in old_settings and key_concern(key, (), new_values) is None
+    if pattern == "branch.*.merge":
+        return all((value or "").startswith("refs/") for value in new_values)
+    return pattern == "branch.*.remote" and _are_existing_remotes(new_values, old_settings)
 
 
-def _were_there(remotes: Values, was: Keys) -> bool:
-    """Return True if all of these are remotes by name, and no address; a dot is the repository itself."""
-    return all(value == "." or f"remote.{value}.url" in was for value in remotes)
+def _are_existing_remotes(names: Values, old_settings: Settings) -> bool:
+    """Return True if all of these name remotes that existed, or the repository itself, a dot; none is an address."""
+    return all(name == "." or f"remote.{name}.url" in old_settings for name in names)
 
 
 def _pattern(key: str) -> str:
@@ -443,57 +461,58 @@ def _pattern(key: str) -> str:
     return key if subsection is None else f"{section}.*.{name}"
 
 
-def _renamed(was: Keys, now: Keys) -> set[tuple[str, str | None]]:
-    """Return the branches that are gone and came back, all they had unchanged, by another name; both names.
+def _renamed_branches(old_settings: Settings, new_settings: Settings) -> set[tuple[str, str | None]]:
+    """Return the sections of branches that were renamed and keep all their settings, under both names.
 
-    One that follows a bare address does not: by another name, somebody's fork would be where `main` is pushed to.
+    A branch that follows a bare address does not count: if another one got the name `main`, a push of `main` would go
+    to somebody's fork.
     """
-    old, new = _branches(was), _branches(now)
-    gone: dict[frozenset[tuple[str, Values]], list[str]] = {}
+    old, new = _settings_by_branch(old_settings), _settings_by_branch(new_settings)
+    removed_by_settings: dict[frozenset[tuple[str, Values]], list[str]] = {}
     for name in old.keys() - new.keys():
-        gone.setdefault(frozenset(old[name].items()), []).append(name)
+        removed_by_settings.setdefault(frozenset(old[name].items()), []).append(name)
     renamed: set[tuple[str, str | None]] = set()
     for name in new.keys() - old.keys():
-        addresses = (*new[name].get("remote", ()), *new[name].get("pushremote", ()))
-        same = gone.get(frozenset(new[name].items()))
-        if same and _were_there(addresses, was):
-            renamed |= {("branch", same.pop()), ("branch", name)}
+        remotes = (*new[name].get("remote", ()), *new[name].get("pushremote", ()))
+        same_settings = removed_by_settings.get(frozenset(new[name].items()))
+        if same_settings and _are_existing_remotes(remotes, old_settings):
+            renamed |= {("branch", same_settings.pop()), ("branch", name)}
     return renamed
 
 
-def _branches(keys: Keys) -> dict[str, dict[str, Values]]:
-    branches: dict[str, dict[str, Values]] = {}
-    for key, values in keys.items():
+def _settings_by_branch(settings: Settings) -> dict[str, Settings]:
+    branches: dict[str, Settings] = {}
+    for key, values in settings.items():
         section, subsection, name = split_key(key)
         if section == "branch" and subsection is not None:
             branches.setdefault(subsection, {})[name] = values
     return branches
 
 
-def _why(key: str, was: Values, now: Values) -> tuple[int, str]:
-    """Say in plain words what a changed key means; the gravest reasons sort first."""
-    what = f"{brief(key)} is {'gone' if not now else 'changed' if was else 'new'}"
-    concern = key_concern(key, was, now) if now else None
+def _severity_and_reason(key: str, old_values: Values, new_values: Values) -> tuple[int, str]:
+    """Say in plain words what a changed key means; the most severe reasons have the smallest number."""
+    change = f"{brief(key)} is {'gone' if not new_values else 'changed' if old_values else 'new'}"
+    concern = key_concern(key, old_values, new_values) if new_values else None
     if concern is not None and concern.held:
-        return (0 if runs_something(key) else 1), concern.reason
-    if runs_something(key):
-        return 0, f"{what}: it decides what git runs or obeys"
-    if _pattern(key) in _SENDING_KEYS or key.startswith(_SENDING):
-        return 1, f"{what}: it decides where git sends data to and gets it from"
-    if _is_in(key, ELSEWHERE):
-        return 1, f"{what}: it decides whom git contacts or trusts"
-    return 2, f"{what}: not a setting that a normal day's work writes"
+        return (0 if _names_program(key) else 1), concern.reason
+    if _names_program(key):
+        return 0, f"{change}: it decides what git runs or obeys"
+    if _pattern(key) in _DESTINATIONS or key.startswith(_DESTINATION_STARTS):
+        return 1, f"{change}: it decides where git sends data to and gets it from"
+    if _is_in(key, _CONTACTS):
+        return 1, f"{change}: it decides whom git contacts or trusts"
+    return 2, f"{change}: not a setting that a normal day's work writes"
 
 
-def _order_concern(before: Sequence[Entry], after: Sequence[Entry], changed: set[str]) -> Concern | None:
-    """Judge the order of what did not change: git takes the last value, and an included file's where it is included."""
-    has_include = any(key.startswith("include") for key, _ in after)
+def _order_concern(old: Sequence[Entry], new: Sequence[Entry], changed: set[str]) -> Concern | None:
+    """Judge the order of the unchanged settings: git takes the last value, and reads a file where it is included."""
+    has_include = any(key.startswith("include") for key, _ in new)
 
-    def counted(entries: Sequence[Entry]) -> list[Entry]:
+    def ordered(entries: Sequence[Entry]) -> list[Entry]:
         unchanged = (entry for entry in entries if entry[0] not in changed)
-        return [entry for entry in unchanged if has_include or entry[0].partition(".")[0] not in _ORDERLESS]
+        return [entry for entry in unchanged if has_include or entry[0].partition(".")[0] not in _UNORDERED_SECTIONS]
 
-    for one, other in zip(counted(before), counted(after), strict=True):
-        if one != other:
-            return hold(FLAG, f"{brief(other[0])} is in another place: the order decides which setting git obeys")
+    for old_entry, new_entry in zip(ordered(old), ordered(new), strict=True):
+        if old_entry != new_entry:
+            return hold(FLAG, f"{brief(new_entry[0])} is in another place: the order decides which setting git obeys")
     return None
