@@ -88,7 +88,7 @@ def bubblewrap(project: Path) -> Callable[[], object]:
 
     It hides the same files of `/proc`. What we do besides (overlays, views, the guard) is left out.
     """
-    from fumehood.linux.bwrap import sandbox
+    from fumehood.linux.bwrap import sandbox_command
     from fumehood.linux.confine import filter_for
     from fumehood.linux.hostview import kernel_masks
     from fumehood.linux.probe import host
@@ -100,7 +100,7 @@ def bubblewrap(project: Path) -> Callable[[], object]:
     filter_ = os.memfd_create("filter")
     os.write(filter_, filter_for(at.cache, unix_sockets=True))
     status = os.open(os.devnull, os.O_WRONLY)
-    line = sandbox(able.bwrap, disable_userns=able.disable_userns)
+    line = sandbox_command(able.bwrap, disable_userns=able.disable_userns)
     line += ["--bind", str(project), str(project), "--chdir", str(project)]
     line += [word for mask in kernel_masks(as_root=os.geteuid() == 0) for word in mask.bwrap_arguments([])]
     line += ["--seccomp", str(filter_), "--json-status-fd", str(status)]

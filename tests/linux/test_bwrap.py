@@ -54,13 +54,13 @@ def test_the_systems_comes_before_the_bundled_one() -> None:
 def test_one_program_under_two_names_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     need(os.path.exists(SYSTEM), f"there is no {SYSTEM}")
     monkeypatch.setenv("PATH", "/usr/bin:/bin:/usr/bin:/usr/../usr/bin")
-    assert bwrap.programs("bwrap") == [os.path.realpath(SYSTEM)]
+    assert bwrap.trusted_programs("bwrap") == [os.path.realpath(SYSTEM)]
 
 
 def test_the_systems_is_found_with_a_path_that_lacks_it(monkeypatch: pytest.MonkeyPatch) -> None:
     need(os.path.exists(SYSTEM), f"there is no {SYSTEM}")
     monkeypatch.setenv("PATH", "/nonexistent")
-    assert bwrap.programs("bwrap") == [os.path.realpath(SYSTEM)]
+    assert bwrap.trusted_programs("bwrap") == [os.path.realpath(SYSTEM)]
 
 
 def test_a_program_that_a_command_could_have_planted_is_never_tried(
@@ -74,7 +74,7 @@ def test_a_program_that_a_command_could_have_planted_is_never_tried(
     monkeypatch.syspath_prepend(str(tmp_path / "project"))
     found = [path for _, path in bwrap.candidates()]
     assert not {in_path, in_directory, as_package} & set(found)
-    assert bwrap.passed_over("bwrap") == [in_path]
+    assert bwrap.untrusted_programs("bwrap") == [in_path]
 
 
 def test_a_symlink_does_not_bring_a_planted_program_in(
@@ -108,7 +108,7 @@ def test_a_bundled_one_that_lost_its_x_bit_gets_it_back(
 
 def test_versions_are_asked_of_the_programs_themselves() -> None:
     assert (0, 11) <= bwrap.version_of(bundled()) < (0, 12)
-    assert bwrap.described("bundled", bundled()).has_overlay
+    assert bwrap.describe("bundled", bundled()).has_overlay
 
 
 @pytest.mark.parametrize("path", ["/bin/false", "/bin/echo", "/nonexistent/bwrap", "/etc/passwd", "bwrap"])
@@ -121,12 +121,12 @@ def test_what_is_no_bubblewrap_is_refused_by_name(path: str) -> None:
 @pytest.mark.namespaces
 @pytest.mark.parametrize("disable_userns", [True, False])
 def test_a_sandbox_starts_with_the_flags_of_every_run(disable_userns: bool) -> None:
-    assert bwrap.try_start(bwrap.described("bundled", bundled()), disable_userns=disable_userns) == ""
+    assert bwrap.try_start(bwrap.describe("bundled", bundled()), disable_userns=disable_userns) == ""
 
 
 @pytest.mark.namespaces
 def test_bubblewraps_own_overlay_captures_and_leaves_nothing(test_directory: Path) -> None:
-    each = bwrap.described("bundled", bundled())
+    each = bwrap.describe("bundled", bundled())
     assert bwrap.try_own_overlay(each, str(test_directory), disable_userns=True) == ""
     assert list(test_directory.iterdir()) == []
 
@@ -134,7 +134,7 @@ def test_bubblewraps_own_overlay_captures_and_leaves_nothing(test_directory: Pat
 @pytest.mark.namespaces
 def test_a_bubblewrap_without_overlay_is_told_apart_by_trying(test_directory: Path) -> None:
     need(os.path.exists(SYSTEM), f"there is no {SYSTEM}")
-    each = bwrap.described("system", SYSTEM)
+    each = bwrap.describe("system", SYSTEM)
     if each.has_overlay:
         pytest.skip("the system's bubblewrap has --overlay")
     reason = bwrap.try_own_overlay(each, str(test_directory), disable_userns=True)
@@ -150,8 +150,8 @@ def test_a_bubblewrap_without_overlay_is_told_apart_by_trying(test_directory: Pa
 def test_one_that_can_keep_namespaces_out_is_preferred(tmp_path: Path) -> None:
     # An older one: it knows everything but --disable-userns.
     script = f'#!/bin/sh\ncase "$*" in --version) echo bubblewrap 0.7.0;; *) exec {bundled()} "$@";; esac\n'
-    older = bwrap.described("system", planted(tmp_path, script))
-    newer = bwrap.described("bundled", bundled())
+    older = bwrap.describe("system", planted(tmp_path, script))
+    newer = bwrap.describe("bundled", bundled())
     assert bwrap.first_that_starts([older, newer], []) == (newer, True)
     assert bwrap.first_that_starts([older], []) == (older, False)
 
@@ -166,17 +166,17 @@ def test_a_program_that_hangs_does_not_hang_the_probe(
 
 def test_an_unwritable_state_directory_is_named_with_a_hint(tmp_path: Path) -> None:
     missing = tmp_path / "gone"
-    with pytest.raises(Unavailable) as caught, bwrap.Layers(str(missing)):
+    with pytest.raises(Unavailable) as caught, bwrap.TrialLayer(str(missing)):
         pass
     assert str(missing) in caught.value.message
     assert "XDG_STATE_HOME" in caught.value.hint
 
 
 def test_a_layer_that_lacks_a_mark_is_not_taken_for_a_working_one(tmp_path: Path) -> None:
-    with bwrap.Layers(str(tmp_path)) as layers:
-        assert "whiteout" in layers.missing()
+    with bwrap.TrialLayer(str(tmp_path)) as layers:
+        assert "whiteout" in layers.fault()
         shutil.copytree(layers.lower, layers.upper, dirs_exist_ok=True)
-        assert "whiteout" in layers.missing()
+        assert "whiteout" in layers.fault()
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_on_a_kernel_with_the_first_landlock_there_is_no_guard(monkeypatch):
     monkeypatch.setattr(confine, "_guard", None)
     monkeypatch.setattr(libc, "landlock_version", lambda: 1)
     assert confine.guard() == b""
-    said = doctor.guarding()
+    said = doctor.check_guard()
     assert not said.works
     assert "Linux 5.19" in said.detail
 
@@ -125,7 +125,7 @@ def test_no_file_elsewhere_is_cut_short(program, test_directory):
 def test_doctor_says_where_the_guard_lets_files_be_cut_short(version, is_lacking, monkeypatch):
     monkeypatch.setattr(confine, "_guard", b"the program")
     monkeypatch.setattr(libc, "landlock_version", lambda: version)
-    said = doctor.guarding()
+    said = doctor.check_guard()
     assert said.works
     assert ("cutting files short (Linux 6.2)" in said.detail) == is_lacking
 

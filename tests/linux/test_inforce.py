@@ -32,13 +32,13 @@ def test_doctor_tells_of_views_filter_and_guard_as_a_command_meets_them(cli):
 
 def test_where_the_launcher_can_not_mount_the_views_are_said_to_be_missing():
     for way in ("bwrap", "fuse", "copy"):
-        told = doctor.views(Host(captures=(way,)))
+        told = doctor.check_views(Host(captures=(way,)))
         assert not told.works
         assert "no Unix socket but pairs" in told.detail
 
 
 def test_control_groups_are_said_to_work_only_where_one_would_be_made():
-    told = next(each for each in doctor.protections(Host()) if each.name == "cgroups")
+    told = next(each for each in doctor.check_protections(Host()) if each.name == "cgroups")
     assert told.works == (cgroup.find_parent_group() is not None)
 
 
@@ -49,14 +49,14 @@ def test_a_file_system_without_attributes_is_said_to_be_why_there_is_no_overlay(
     place.mkdir()
     libc.mount(b"none", os.fsencode(place), b"ramfs", 0, b"mode=755")
     try:
-        machine = probe.look(str(place), bwrap.candidates())
+        machine = probe.probe_host(str(place), bwrap.candidates())
         (ability,) = (each for each in doctor.examine(str(place), machine) if each.name == "overlay by the kernel")
         assert not ability.works
         assert f"{place} is on ramfs, which can't hold layers" in ability.detail
         assert ability.fix
         # fuse-overlayfs has a file for a mark there, and loses the deletion of a directory that has one.
         assert machine.captures == ("copy",)
-        if bwrap.programs("fuse-overlayfs") and os.path.exists("/dev/fuse"):
+        if bwrap.trusted_programs("fuse-overlayfs") and os.path.exists("/dev/fuse"):
             assert machine.refusal("fuse") == "a directory that was replaced and then removed came back"
     finally:
         libc.umount(os.fsencode(place))

@@ -75,13 +75,13 @@ def look(cache: Path, state: Path) -> Look:
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Every program that is started from now on."""
     started: list[list[str]] = []
-    real = bwrap._outcome
+    real = bwrap._run
 
     def watched(argv: list[str]) -> tuple[int, str, str]:
         started.append(argv)
         return real(argv)
 
-    monkeypatch.setattr(bwrap, "_outcome", watched)
+    monkeypatch.setattr(bwrap, "_run", watched)
     return started
 
 
@@ -108,7 +108,7 @@ def test_the_kernels_overlay_is_found_and_nothing_is_left(look: Look, state: Pat
 
 
 def test_only_root_may_mount_without_a_user_namespace(look: Look) -> None:
-    assert look().privileged == probe.may_mount()
+    assert look().privileged == probe.can_mount()
 
 
 def test_every_capture_is_either_working_or_explained(look: Look) -> None:
@@ -125,7 +125,7 @@ def test_bubblewraps_own_overlay_is_found_in_another_bubblewrap(look: Look, bund
 
 def test_fuse_overlayfs_is_found_where_the_device_can_be_used(look: Look) -> None:
     need(os.access("/dev/fuse", os.R_OK | os.W_OK), "/dev/fuse is closed to this user")
-    need(bool(bwrap.programs("fuse-overlayfs")), "fuse-overlayfs is not installed")
+    need(bool(bwrap.trusted_programs("fuse-overlayfs")), "fuse-overlayfs is not installed")
     need(os.getuid() in {entry.pw_uid for entry in pwd.getpwall()}, "fusermount3 wants a user with a name")
     assert "fuse" in look().captures, look().refusals
 
@@ -133,10 +133,10 @@ def test_fuse_overlayfs_is_found_where_the_device_can_be_used(look: Look) -> Non
 def test_fuse_overlayfs_is_not_used_where_its_mount_would_stay(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state.mkdir(parents=True)
     # As it was on a machine without /etc/mtab, which fusermount3 reads.
-    monkeypatch.setattr(probe, "_in_child", lambda *_arguments: "")
-    monkeypatch.setattr(bwrap.Layers, "missing", lambda *_arguments, **_options: "")
+    monkeypatch.setattr(probe, "_run_in_child", lambda *_arguments: "")
+    monkeypatch.setattr(bwrap.TrialLayer, "fault", lambda *_arguments, **_options: "")
     monkeypatch.setattr(os.path, "ismount", lambda path: path.endswith("/merged"))
-    monkeypatch.setattr(probe, "_unmount", lambda _merged: ["/bin/sh", "-c", "echo no /etc/mtab >&2; exit 1"])
+    monkeypatch.setattr(probe, "_unmount_command", lambda _merged: ["/bin/sh", "-c", "echo no /etc/mtab >&2; exit 1"])
     refused = probe.try_fuse("/usr/bin/fuse-overlayfs", str(state), False, [])
     assert refused == "what it mounts can't be unmounted: no /etc/mtab"
 
@@ -177,7 +177,7 @@ from fumehood.linux import doctor, libc, namespaces, probe
 state, cache = sys.argv[1:3]
 for name in ("root", "upper", "work"):
     os.makedirs(f"{state}/{name}")
-namespaces.enter_namespaces(privileged=probe.may_mount())
+namespaces.enter_namespaces(privileged=probe.can_mount())
 root = f"{state}/root"
 layers = f"lowerdir={root},upperdir={state}/upper,workdir={state}/work,userxattr"
 libc.mount(b"overlay", root.encode(), b"overlay", 0, layers.encode())
@@ -260,9 +260,9 @@ def test_another_boot_makes_the_answer_void(
 ) -> None:
     look()
     tries.clear()
-    real = probe.read
+    real = probe.read_text
     later = "11111111-2222-3333-4444-555555555555"
-    monkeypatch.setattr(probe, "read", lambda path: later if path.endswith("boot_id") else real(path))
+    monkeypatch.setattr(probe, "read_text", lambda path: later if path.endswith("boot_id") else real(path))
     look()
     assert tries
     (file,) = cache.iterdir()
@@ -276,7 +276,7 @@ def test_a_changed_bubblewrap_makes_the_answer_void(
     mine.write_text(f'#!/bin/sh\nexec {bundled} "$@"\n')
     mine.chmod(0o755)
     monkeypatch.setenv("FUMEHOOD_BWRAP", str(mine))
-    assert look().bwrap == bwrap.described("chosen", str(mine))
+    assert look().bwrap == bwrap.describe("chosen", str(mine))
     tries.clear()
     os.utime(mine, ns=(1, 1))
     look()
@@ -377,9 +377,9 @@ def test_a_chosen_bubblewrap_is_used_for_everything(
 
 
 def test_no_bubblewrap_at_all_names_the_line_that_installs_one(state: Path) -> None:
-    found = probe.look(str(state), [])
+    found = probe.probe_host(str(state), [])
     assert found.bwrap is None
-    assert found.why == f"bubblewrap is not installed. Fix: {probe.install('bubblewrap')}"
+    assert found.why == f"bubblewrap is not installed. Fix: {probe.install_line('bubblewrap')}"
 
 
 # --- inside other sandboxes ---
@@ -469,7 +469,7 @@ def test_flatpak_is_recognised_by_its_file(home: Path) -> None:
 @pytest.mark.parametrize("name", ["lxc", "systemd-nspawn"])
 def test_a_container_is_named_as_it_names_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os.path, "exists", lambda _path: False)
-    monkeypatch.setattr(probe, "read", lambda _path: "")
+    monkeypatch.setattr(probe, "read_text", lambda _path: "")
     monkeypatch.setenv("container", name)
     assert probe.container_name() == name
 
@@ -512,14 +512,14 @@ def test_what_the_probe_found_and_what_is_reported_agree(look: Look, state: Path
 def test_the_installing_line_is_the_distributions(
     release: str, line: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "read", lambda path: release if path.endswith("os-release") else "")
-    assert probe.install("bubblewrap").removeprefix("sudo ").removeprefix("doas ") == line
+    monkeypatch.setattr(probe, "read_text", lambda path: release if path.endswith("os-release") else "")
+    assert probe.install_line("bubblewrap").removeprefix("sudo ").removeprefix("doas ") == line
 
 
 def settings(monkeypatch: pytest.MonkeyPatch, **values: str) -> None:
     """Let kernel settings appear to have other values: they are the machine's, not ours to change."""
-    real = probe.read
-    monkeypatch.setattr(probe, "read", lambda path: values.get(path.rpartition("/")[2], real(path)))
+    real = probe.read_text
+    monkeypatch.setattr(probe, "read_text", lambda path: values.get(path.rpartition("/")[2], real(path)))
 
 
 @pytest.mark.parametrize(
@@ -548,7 +548,7 @@ def test_apparmors_guard_is_not_dropped_once_bubblewrap_is_let_through(
     assert found.bwrap is not None
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     settings(monkeypatch, apparmor_restrict_unprivileged_userns="1")
-    reason, fix = probe.barrier("making namespaces: Permission denied", found)
+    reason, fix = probe.find_barrier("making namespaces: Permission denied", found)
     assert "AppArmor" in reason
     assert fix == ""
 

@@ -26,7 +26,7 @@ from conftest import PREFIX, scratch
 from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
 from fumehood.core.edits import PlannedEdit
 from fumehood.linux.capture import COPY
-from fumehood.linux.probe import granted_groups
+from fumehood.linux.probe import mappable_groups
 from fumehood.service import edits
 from fumehood.service.clean import clean
 from fumehood.store.database import Days, day_of
@@ -90,7 +90,7 @@ def another_group(capture: str) -> int | None:
     """A group besides our own that files can be given to, and that a way of capturing carries."""
     if os.geteuid() == 0:
         return AS_ROOT
-    groups = os.getgroups() if capture == COPY else granted_groups()
+    groups = os.getgroups() if capture == COPY else mappable_groups()
     return next((group for group in groups if group != os.getgid()), None)
 
 

@@ -457,9 +457,9 @@ def test_doctor_names_what_belongs_to_root_and_the_line_that_makes_it_ones_own(c
 @as_user
 def test_doctor_takes_nothing_from_others_who_share_it_with_a_group():
     shared = ForeignFile(root="/srv/tree", path="theirs", user=os.getuid() + 1, group=os.getgid(), is_writable=True)
-    assert not doctor._mended([shared])
-    assert "chown" in doctor._mended([shared.replace(user=0)])
-    assert "chown" in doctor._mended([shared.replace(group=max([*os.getgroups(), os.getgid()]) + 1)])
+    assert not doctor.ownership_fix([shared])
+    assert "chown" in doctor.ownership_fix([shared.replace(user=0)])
+    assert "chown" in doctor.ownership_fix([shared.replace(group=max([*os.getgroups(), os.getgid()]) + 1)])
 
 
 @as_user
@@ -473,8 +473,8 @@ def test_doctor_names_what_helps_with_files_of_a_colleague_and_not_what_helps_wi
     assert (told.detail.endswith("commands are captured by fuse-overlayfs"), told.fix) == (True, "")
     group = a_group(granted=False)
     mine = ForeignFile(root="/srv/tree", path="mine", user=os.getuid(), group=group, is_writable=True)
-    assert "/etc/subgid" in doctor._mended([mine])
-    assert not doctor._mended([mine, mine.replace(user=os.getuid() + 1)])
+    assert "/etc/subgid" in doctor.ownership_fix([mine])
+    assert not doctor.ownership_fix([mine, mine.replace(user=os.getuid() + 1)])
 
 
 def test_doctor_has_nothing_to_say_of_a_project_that_is_all_ones_own(cli, project):
@@ -595,12 +595,12 @@ def test_a_table_of_groups_is_read_for_what_is_meant_for_us_and_no_more(tmp_path
     first, last = ours[0], ours[-1]
     table = tmp_path / "subgid"
     monkeypatch.setattr(probe, "_SUBGID", str(table))
-    assert probe.granted_groups() == ()
+    assert probe.mappable_groups() == ()
     table.write_text(f"somebody-else:{first}:1\n{os.getuid()}:{last}:1\nnonsense\n{os.getuid()}:x:y\n")
-    assert probe.granted_groups() == (last,)
+    assert probe.mappable_groups() == (last,)
     table.write_text(f"{pwd.getpwuid(os.getuid()).pw_name}:{first}:{last - first}\n")
-    assert first in probe.granted_groups()
-    assert last not in probe.granted_groups()
+    assert first in probe.mappable_groups()
+    assert last not in probe.mappable_groups()
 
 
 # --- which way is chosen ---

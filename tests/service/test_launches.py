@@ -191,7 +191,7 @@ def test_whoever_is_killed_while_a_sandbox_is_made_leaves_no_command_that_runs(h
 def dying_bubblewrap(home, test_directory, need, monkeypatch):
     """Let bubblewrap be killed when it notes, in the file or by the descriptor, whom it has started."""
     need(shutil.which("strace") is not None, "there is no strace")
-    real = bwrap.usable(bwrap.candidates())[0][0].path
+    real = bwrap.check_candidates(bwrap.candidates())[0][0].path
 
     def choose(fault):
         stand_in = test_directory / "bwrap"

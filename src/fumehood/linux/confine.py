@@ -6,7 +6,7 @@ import os
 from binascii import a2b_base64, crc32
 
 from fumehood.linux import cache, libc
-from fumehood.linux.bwrap import memory
+from fumehood.linux.bwrap import open_memory_file
 from fumehood.linux.guards import GUARDS
 
 TYPE_CHECKING = False
@@ -83,7 +83,7 @@ def guard() -> bytes:
     if _guard is None:
         text = GUARDS.get(machine(), "")
         try:
-            os.close(memory(executable=True))
+            os.close(open_memory_file(executable=True))
             has_program = bool(text)
         except OSError:  # vm.memfd_noexec = 2
             has_program = False

@@ -121,7 +121,7 @@ def bubblewrap_arguments(
             arguments += operation.bwrap_arguments(texts)
     for name, value in (*variables, ("TMPDIR", TMP)):
         arguments += ("--setenv", name, value)
-    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), *bwrap.NOTES)
+    arguments += ("--chdir", cwd, "--json-status-fd", str(_STATUS_FD), *bwrap.INIT_AND_GATE)
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
     # The guard confines writing to these places and then becomes the command.

@@ -13,7 +13,7 @@ import sys
 from fumehood.core.changes import directories_above
 from fumehood.core.value import Value
 from fumehood.linux import libc
-from fumehood.linux.bwrap import programs
+from fumehood.linux.bwrap import trusted_programs
 from fumehood.linux.libc import Closing, Descriptors
 
 TYPE_CHECKING = False
@@ -174,7 +174,7 @@ def _map_groups(process: int, groups: Sequence[int]) -> Sequence[str]:
     null = os.open("/dev/null", os.O_RDWR)
     for fd in (0, 1, 2):  # they are the command's: newgidmap must not write there
         os.dup2(null, fd)
-    newgidmap = next(iter(programs("newgidmap")), "")
+    newgidmap = next(iter(trusted_programs("newgidmap")), "")
     if not newgidmap:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "newgidmap")
     ranges = [str(number) for group in groups for number in (group, group, 1)]

@@ -1,4 +1,4 @@
-"""What this host can do for a sandbox: found by trying once a boot, then read from a small file.
+"""Find out what this host can do for a sandbox: tried once a boot, then read from a small file.
 
 Also what is around this process, and what keeps sandboxes from starting.
 """
@@ -19,18 +19,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
-# What installs a package, and the distributions (by ID or ID_LIKE) where it does.
-_INSTALLERS = {
+# Commands that install a package, and the distributions (by ID or ID_LIKE) that have them.
+_INSTALL_COMMANDS = {
     "apt install -y": ("debian", "ubuntu"),
     "dnf install -y": ("fedora", "rhel"),
     "pacman -S --needed": ("arch",),
     "apk add": ("alpine",),
     "zypper install -y": ("suse", "opensuse"),
 }
-FIX = ". Fix: "
-RESTRICTED = "kernel.apparmor_restrict_unprivileged_userns"
-CLONE = "kernel.unprivileged_userns_clone"
-LIMIT = "user.max_user_namespaces"
+FIX = ". Fix: "  # stands between a reason and the line that removes it
+APPARMOR_SETTING = "kernel.apparmor_restrict_unprivileged_userns"
+CLONE_SETTING = "kernel.unprivileged_userns_clone"
+LIMIT_SETTING = "user.max_user_namespaces"
 _CONTAINER_FIXES = {
     "docker": "docker run --security-opt seccomp=unconfined --security-opt apparmor=unconfined"
     " --security-opt systempaths=unconfined …",
@@ -40,7 +40,7 @@ _CONTAINER_FIXES = {
     "kubernetes": "in the pod: hostUsers: false, and in the container's securityContext:"
     " {procMount: Unmasked, seccompProfile: {type: Unconfined}}",
 }
-_LET_BWRAP_THROUGH = (
+_APPARMOR_FIX = (  # lets bubblewrap through
     "apt install -y bubblewrap apparmor-profiles",
     "install -m 644 /usr/share/apparmor/extra-profiles/bwrap-userns-restrict /etc/apparmor.d/",
     "apparmor_parser -r /etc/apparmor.d/bwrap-userns-restrict",
@@ -49,59 +49,53 @@ _CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN, _CAP_SETFCAP = 6, 7, 21, 31
 
 
 class Host(Value):
-    """What works here. `captures` is best first, and empty when nothing can be sandboxed.
-
-    `privileged`: an overlay can be mounted in a mount namespace alone, with no user namespace.
-    `overlay_bwrap` is a bubblewrap whose own `--overlay` works, maybe another one than `bwrap`.
-    `every_id`: the namespace that our overlays are mounted in knows every user and group; else it knows our own, and
-    can know `groups` besides.
-    """
+    """What works here."""
 
     bwrap: Bwrap | None = None
-    overlay_bwrap: Bwrap | None = None
-    captures: tuple[str, ...] = ()
-    privileged: bool = False
-    every_id: bool = False
-    groups: tuple[int, ...] = ()
+    overlay_bwrap: Bwrap | None = None  # its own `--overlay` works; may be another program than `bwrap`
+    captures: tuple[str, ...] = ()  # the best first; empty if nothing can be sandboxed
+    privileged: bool = False  # an overlay can be mounted in a mount namespace alone, without a user namespace
+    every_id: bool = False  # the namespace of our overlays maps every user and group, and not only our own
+    groups: tuple[int, ...] = ()  # that it can map besides our own, if not every one
     flatpak: bool = False
     container: str = ""
-    nested: bool = False
-    disable_userns: bool = False
-    fuse_overlayfs: str = ""
-    refusals: tuple[tuple[str, str], ...] = ()
-    why: str = ""
+    nested: bool = False  # in another bubblewrap
+    disable_userns: bool = False  # bubblewrap can keep commands from making user namespaces
+    fuse_overlayfs: str = ""  # the program
+    refusals: tuple[tuple[str, str], ...] = ()  # ways of capturing that do not work, each with the reason
+    why: str = ""  # why nothing can be sandboxed
 
     @property
     def makes_namespaces(self) -> bool:
-        """Return True if our own launcher can make namespaces here, and not bubblewrap alone."""
+        """Return True if our own launcher can make namespaces here, and not only bubblewrap."""
         return self.privileged or "kernel" in self.captures
 
     @property
     def why_bare(self) -> str:
-        """Say why nothing can be sandboxed here; "" where it can. Inside Flatpak it is never tried."""
+        """Why nothing can be sandboxed here; "" if it can. Inside Flatpak it is never tried."""
         if self.flatpak:
             return "inside Flatpak, bubblewrap can't make a sandbox of its own"
         return "" if self.captures else self.why or "no sandbox can be made here"
 
     def refusal(self, capture: str) -> str:
-        """Say in words why a way of capturing does not work here; "" if it does."""
+        """Return why a way of capturing does not work here; "" if it does."""
         return dict(self.refusals).get(capture, "")
 
 
-def read(path: str) -> str:
-    """Return the text of a small file, or "" where it can't be had."""
+def read_text(path: str) -> str:
+    """Return the text of a small file, or "" if it can't be read."""
     return libc.read(path).decode("utf-8", "replace").rstrip("\n\0")
 
 
-def may_mount() -> bool:
+def can_mount() -> bool:
     """Return True if this process is root with the capability to mount."""
     return os.geteuid() == 0 and has_capability(_CAP_SYS_ADMIN)
 
 
 def has_capability(number: int) -> bool:
     """Return True if this process has a capability in effect."""
-    held = read("/proc/self/status").partition("CapEff:")[2].split()
-    return bool(held) and bool(int(held[0], 16) >> number & 1)
+    words = read_text("/proc/self/status").partition("CapEff:")[2].split()
+    return bool(words) and bool(int(words[0], 16) >> number & 1)
 
 
 def in_flatpak() -> bool:
@@ -110,25 +104,25 @@ def in_flatpak() -> bool:
 
 
 def container_name() -> str:
-    """Name the kind of container around this process, or ""."""
+    """Return the kind of container around this process, or ""."""
     for path, name in (("/run/.containerenv", "podman"), ("/.dockerenv", "docker")):
         if os.path.exists(path):
             return name
-    name = (read("/run/systemd/container") or os.environ.get("container", "")).strip()  # noqa: SIM112
+    name = (read_text("/run/systemd/container") or os.environ.get("container", "")).strip()  # noqa: SIM112
     if name and name != "flatpak" and name.isascii() and name.isprintable():
         return name
     if os.environ.get("KUBERNETES_SERVICE_HOST"):
         return "kubernetes"
-    groups = read("/proc/1/cgroup")
+    groups = read_text("/proc/1/cgroup")
     marks = {"kubepods": "kubernetes", "docker": "docker", "lxc": "lxc", "containerd": "containerd"}
     return next((name for mark, name in marks.items() if mark in groups), "")
 
 
 def inside_bwrap() -> bool:
-    """Return True if a bubblewrap is among this process's ancestors, as far as they can be seen."""
+    """Return True if an ancestor of this process is a bubblewrap; some ancestors may be invisible."""
     pid = str(os.getpid())
     while pid != "0":
-        name, _, rest = read(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
+        name, _, rest = read_text(f"/proc/{pid}/stat").partition("(")[2].rpartition(")")
         if name == "bwrap":
             return True
         if not rest:
@@ -138,67 +132,69 @@ def inside_bwrap() -> bool:
 
 
 def as_root(line: str) -> str:
-    """Write a line so that it runs as root: as it is for root, with sudo (or doas) for others."""
+    """Return a line that runs as root: unchanged if we are root, else with sudo or doas."""
     import shutil
 
     doas = shutil.which("doas") and not shutil.which("sudo")
     return line if os.geteuid() == 0 else f"{'doas' if doas else 'sudo'} {line}"
 
 
-def install(package: str) -> str:
+def install_line(package: str) -> str:
     """Return the line that installs a package on this distribution."""
     fields = {}
-    for line in (read("/etc/os-release") or read("/usr/lib/os-release")).splitlines():
+    for line in (read_text("/etc/os-release") or read_text("/usr/lib/os-release")).splitlines():
         key, _, value = line.partition("=")
         fields[key] = value.strip("\"'")
     own = fields.get("ID", "")
     for name in (own, own.partition("-")[0], *fields.get("ID_LIKE", "").split()):
         if name == "nixos":
             return f"nix-env -iA nixos.{package}"
-        for command, distributions in _INSTALLERS.items():
+        for command, distributions in _INSTALL_COMMANDS.items():
             if name in distributions:
                 return as_root(f"{command} {package}")
     return f"install the package {package} of your distribution"
 
 
-def _set(setting: str, value: int) -> str:
+def _sysctl_line(setting: str, value: int) -> str:
     """Return the line that sets a kernel setting, now and after the next boot."""
     file = "/etc/sysctl.d/60-fumehood.conf"
     return f"echo {setting}={value} | {as_root(f'tee -a {file}')} && {as_root(f'sysctl -p {file}')}"
 
 
-def setting(name: str) -> str:
-    """Read a setting of the kernel; "" where there is none of this name."""
-    return read("/proc/sys/" + name.replace(".", "/"))
+def kernel_setting(name: str) -> str:
+    """Return a setting of the kernel; "" if there is none of this name."""
+    return read_text("/proc/sys/" + name.replace(".", "/"))
 
 
 def diagnose(complaints: list[str], machine: Host) -> tuple[str, str]:
-    """Trace what bubblewrap complained of to its cause: the cause, and the line that removes it."""
-    said = complaints[-1] if complaints else ""
+    """Return why bubblewrap does not work, given its complaints, and the line that removes the cause."""
+    complaint = complaints[-1] if complaints else ""
     chosen = os.environ.get("FUMEHOOD_BWRAP")
     if machine.flatpak:
         fix = "flatpak-spawn --host fumehood run -- COMMAND"
         return "inside Flatpak, which lets no program make a sandbox", fix
-    if not said:
-        return "bubblewrap is not installed", install("bubblewrap")
-    if chosen and not said.startswith(f"{chosen}: "):
-        return f"FUMEHOOD_BWRAP: {said}", "unset FUMEHOOD_BWRAP"
-    reason, fix = ("", install("bubblewrap")) if "not a working" in said else barrier(said, machine)
-    return f"{reason} ({said})" if reason else said, fix
+    if not complaint:
+        return "bubblewrap is not installed", install_line("bubblewrap")
+    if chosen and not complaint.startswith(f"{chosen}: "):
+        return f"FUMEHOOD_BWRAP: {complaint}", "unset FUMEHOOD_BWRAP"
+    if "not a working" in complaint:
+        return complaint, install_line("bubblewrap")
+    reason, fix = find_barrier(complaint, machine)
+    return f"{reason} ({complaint})" if reason else complaint, fix
 
 
-def barrier(said: str, machine: Host) -> tuple[str, str]:
-    """Name what keeps programs from making user namespaces here, and how it is lifted."""
+def find_barrier(complaint: str, machine: Host) -> tuple[str, str]:
+    """Return what keeps programs from making user namespaces here, and the line that removes it; or two ""."""
     if not os.path.exists("/proc/self"):
         return NO_PROC, as_root(MOUNT_PROC)
     return (
-        _outer_bubblewrap(said, machine) or _powerless_root(machine) or _kernel_setting(machine)
-        or _outer_container(said, machine) or ("", "")
+        _outer_bubblewrap(complaint, machine) or _powerless_root(machine) or _kernel_setting_barrier(machine)
+        or _outer_container(complaint, machine) or ("", "")
     )  # fmt: skip
 
 
-# What bubblewrap says inside another one, what that means, and how the outer one is to be started.
-_NESTED = {
+# What bubblewrap complains of inside another one, what the outer one does, and how to start that instead.
+_NESTED_COMPLAINTS = {
     "max_*_namespaces": ("forbids sandboxes inside", "without --disable-userns"),
     "No space left": ("forbids sandboxes inside", "without --disable-userns"),
     "Read-only file system": ("shows /proc read-only", "with --proc /proc"),
@@ -207,98 +203,98 @@ _NESTED = {
 }
 
 
-def _outer_bubblewrap(said: str, machine: Host) -> tuple[str, str] | None:
-    means = next((means for words, means in _NESTED.items() if words in said), None) if machine.nested else None
-    return means and (f"the bubblewrap around us {means[0]}", f"start the outer bwrap {means[1]}")
+def _outer_bubblewrap(complaint: str, machine: Host) -> tuple[str, str] | None:
+    for words, (effect, way_to_start) in _NESTED_COMPLAINTS.items() if machine.nested else ():
+        if words in complaint:
+            return f"the bubblewrap around us {effect}", f"start the outer bwrap {way_to_start}"
+    return None
 
 
 def _powerless_root(machine: Host) -> tuple[str, str] | None:
-    # Since Linux 5.12 it takes this capability to map user 0 into a new user namespace.
+    # Since Linux 5.12, mapping user 0 into a new user namespace takes this capability.
     if os.geteuid() or has_capability(_CAP_SETFCAP):
         return None
-    add = "start the outer bwrap with --cap-add CAP_SETFCAP" if machine.nested else ""
+    fix = "start the outer bwrap with --cap-add CAP_SETFCAP" if machine.nested else "run as an ordinary user"
     if machine.container in ("docker", "podman"):
-        add = f"{machine.container} run --cap-add SETFCAP …"
-    return "root without CAP_SETFCAP can't make a usable user namespace", add or "run as an ordinary user"
+        fix = f"{machine.container} run --cap-add SETFCAP …"
+    return "root without CAP_SETFCAP can't make a usable user namespace", fix
 
 
-def _kernel_setting(machine: Host) -> tuple[str, str] | None:
+def _kernel_setting_barrier(machine: Host) -> tuple[str, str] | None:
     if not os.path.exists("/proc/self/ns/user"):
         return "this kernel was built without user namespaces (CONFIG_USER_NS)", ""
-    if setting(LIMIT) == "0":
-        return f"user namespaces are switched off ({LIMIT} = 0)", _set(LIMIT, 15000)
-    if setting(CLONE) == "0" and os.geteuid():
-        return f"user namespaces are for root only ({CLONE} = 0)", _set(CLONE, 1)
-    if setting(RESTRICTED) == "1" and os.geteuid():
-        # Once bwrap is let through, fuse-overlayfs or a newer bwrap captures: no need to drop the guard.
+    if kernel_setting(LIMIT_SETTING) == "0":
+        return f"user namespaces are switched off ({LIMIT_SETTING} = 0)", _sysctl_line(LIMIT_SETTING, 15000)
+    if kernel_setting(CLONE_SETTING) == "0" and os.geteuid():
+        return f"user namespaces are for root only ({CLONE_SETTING} = 0)", _sysctl_line(CLONE_SETTING, 1)
+    if kernel_setting(APPARMOR_SETTING) == "1" and os.geteuid():
+        # If bwrap is let through already, fuse-overlayfs or a newer bwrap captures: no need to weaken AppArmor.
         reason = "AppArmor keeps ordinary programs from using user namespaces"
-        return reason, "" if machine.bwrap else " && ".join(map(as_root, _LET_BWRAP_THROUGH))
+        return reason, "" if machine.bwrap else " && ".join(map(as_root, _APPARMOR_FIX))
     return None
 
 
-def _outer_container(said: str, machine: Host) -> tuple[str, str] | None:
-    if "Microsoft" in read("/proc/sys/kernel/osrelease"):  # version 2 says "microsoft"
+def _outer_container(complaint: str, machine: Host) -> tuple[str, str] | None:
+    if "Microsoft" in read_text("/proc/sys/kernel/osrelease"):  # version 2 says "microsoft"
         return "WSL 1 has no user namespaces", 'wsl.exe --set-version "$WSL_DISTRO_NAME" 2'
-    if machine.container in _CONTAINER_FIXES or "mount proc" in said:
-        around = machine.container or "container"
-        return f"the {around} around us forbids sandboxes inside", _CONTAINER_FIXES.get(machine.container, "")
+    if machine.container in _CONTAINER_FIXES or "mount proc" in complaint:
+        name = machine.container or "container"
+        return f"the {name} around us forbids sandboxes inside", _CONTAINER_FIXES.get(machine.container, "")
     return None
 
-
-# What works here, tried once a boot.
 
 CAPTURES = ("kernel", "bwrap", "fuse", "copy")
 """The four ways of capturing writes, best first."""
 
-_KEPT_CONTEXTS = 8
+_MAX_CACHED = 8
 _SUBGID, _NEWGIDMAP = "/etc/subgid", "/usr/bin/newgidmap"
-_TRIED = "/sys/root/tried"  # where a trial's overlay is mounted, as launches do it: see `linux/site.py`
+_TRIAL_MOUNT = "/sys/root/tried"  # where a trial's overlay is mounted, as launches do it: see `linux/site.py`
 
 
 def host(cache_dir: str, state_dir: str, *, fresh: bool = False) -> Host:
-    """Return what this host can do, trying it out only where no earlier answer still holds.
+    """Return what this host can do; try it out only if there is no earlier answer that is still valid.
 
-    An answer holds for one boot, user, set of namespaces, privileges and system settings, these
-    programs and the file system of `state_dir`. That nothing works is never remembered, so that a
-    fix counts at once. A cache that can't be written only costs time.
+    An answer is valid for one boot, user, set of namespaces, privileges and system settings, for these programs and for
+    the file system of `state_dir`. That nothing works is never remembered, so that a fix counts at once. A cache that
+    can't be written only costs time.
     """
-    options = bubblewrap.candidates()
-    boot, context = read("/proc/sys/kernel/random/boot_id"), _context(options, state_dir)
+    candidates = bubblewrap.candidates()
+    boot, context = read_text("/proc/sys/kernel/random/boot_id"), _context(candidates, state_dir)
     path = f"{cache_dir}/probe-{os.getuid()}"
-    kept: dict[str, tuple[Any, ...]] = cache.load(path, boot) or {}  # the newest first
-    if context in kept and not fresh:
-        *programs, fields = kept[context]
+    cached: dict[str, tuple[Any, ...]] = cache.load(path, boot) or {}  # by context, the newest first
+    if context in cached and not fresh:
+        *programs, fields = cached[context]
         bwrap, overlay_bwrap = (Bwrap(**each) if each else None for each in programs)
         return Host(bwrap=bwrap, overlay_bwrap=overlay_bwrap, **fields)
-    answer = look(state_dir, options)
+    answer = probe_host(state_dir, candidates)
     if answer.bwrap:
         fields = answer.fields()
         programs = [each and each.fields() for each in (fields.pop("bwrap"), fields.pop("overlay_bwrap"))]
-        rows = [(context, (*programs, fields)), *(row for row in kept.items() if row[0] != context)]
-        cache.save(path, dict(rows[:_KEPT_CONTEXTS]), boot)
+        rows = [(context, (*programs, fields)), *(row for row in cached.items() if row[0] != context)]
+        cache.save(path, dict(rows[:_MAX_CACHED]), boot)
     return answer
 
 
-def _context(options: list[tuple[str, str]], state_dir: str) -> str:
+def _context(candidates: list[tuple[str, str]], state_dir: str) -> str:
     """Return everything that an answer depends on within one boot."""
-    # Capabilities, NoNewPrivs and Seccomp stand together; the lines after them change by themselves.
-    privileges = read("/proc/self/status").partition("\nCapInh:")[2].partition("\nCpus_allowed:")[0]
-    parts = (
+    # The lines of capabilities, NoNewPrivs and Seccomp follow each other; the lines after them change by themselves.
+    privileges = read_text("/proc/self/status").partition("\nCapInh:")[2].partition("\nCpus_allowed:")[0]
+    conditions = (
         *(Host._fields, Bwrap._fields),
-        *(os.getresuid(), os.getegid(), os.getgroups(), _identity(_SUBGID), _identity(_NEWGIDMAP)),
+        *(os.getresuid(), os.getegid(), os.getgroups(), _file_version(_SUBGID), _file_version(_NEWGIDMAP)),
         *(libc.link_target(f"/proc/self/ns/{kind}") for kind in ("user", "mnt", "pid")),
-        (privileges, read("/proc/self/attr/current")),
-        *(setting(name) for name in (RESTRICTED, CLONE, LIMIT)),
-        [(origin, path, *_identity(path)) for origin, path in options],
-        [(path, *_identity(path)) for path in bubblewrap.programs("fuse-overlayfs")[:1]],
-        _identity("/dev/fuse")[2:],
-        _device(state_dir),
+        (privileges, read_text("/proc/self/attr/current")),
+        *(kernel_setting(name) for name in (APPARMOR_SETTING, CLONE_SETTING, LIMIT_SETTING)),
+        [(origin, path, *_file_version(path)) for origin, path in candidates],
+        [(path, *_file_version(path)) for path in bubblewrap.trusted_programs("fuse-overlayfs")[:1]],
+        _file_version("/dev/fuse")[2:],
+        _make_state_directory(state_dir),
         *(os.environ.get(name, "") for name in ("FLATPAK_ID", "container")),
     )
-    return repr(parts)
+    return repr(conditions)
 
 
-def _identity(path: str) -> tuple[int, int, int]:
+def _file_version(path: str) -> tuple[int, int, int]:
     try:
         status = os.stat(path)
     except OSError:
@@ -306,7 +302,8 @@ def _identity(path: str) -> tuple[int, int, int]:
     return (status.st_mtime_ns, status.st_size, status.st_mode)
 
 
-def _device(state_dir: str) -> int:
+def _make_state_directory(state_dir: str) -> int:
+    """Make the state directory if it is missing; return the number of its device."""
     try:
         os.makedirs(state_dir, mode=0o700, exist_ok=True)
         return os.stat(state_dir).st_dev
@@ -317,38 +314,37 @@ def _device(state_dir: str) -> int:
         ) from exc
 
 
-# The trying, once a boot.
+# Trials, once a boot. Those that return a text return "" if it works, else the reason why it does not.
 
 
-def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
-    """Try everything out with these candidates, whatever is remembered; remembers nothing itself."""
-    _device(state_dir)
-    fuse = "".join(bubblewrap.programs("fuse-overlayfs")[:1])
-    working, complaints = bubblewrap.usable(options)
+def probe_host(state_dir: str, candidates: list[tuple[str, str]]) -> Host:
+    """Try everything out with these candidates for bubblewrap; neither use nor write the cache."""
+    _make_state_directory(state_dir)
+    fuse = "".join(bubblewrap.trusted_programs("fuse-overlayfs")[:1])
+    working, complaints = bubblewrap.check_candidates(candidates)
     bwrap, disable_userns = bubblewrap.first_that_starts(working, complaints)
     answer = Host(flatpak=in_flatpak(), container=container_name(), nested=inside_bwrap(), fuse_overlayfs=fuse)
     if not bwrap:
         reason, fix = diagnose(complaints, answer)
         return answer.replace(why=f"{reason}{FIX}{fix}" if fix else reason)
     answer = answer.replace(bwrap=bwrap, disable_userns=disable_userns)
-    overlay_bwrap, no_bwrap = bubblewrap.first_that_overlays([bwrap, *working], state_dir, disable_userns)
-    sandbox = bubblewrap.sandbox(bwrap, disable_userns=disable_userns)
-    privileged = may_mount() and not try_kernel_overlay(state_dir, True, sandbox)
-    # Only such a root may give a new user namespace all the ids of its own.
-    may_map_all = os.geteuid() == 0 and all(map(has_capability, (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)))
+    overlay_bwrap, bwrap_refusal = bubblewrap.first_that_overlays([bwrap, *working], state_dir, disable_userns)
+    sandbox = bubblewrap.sandbox_command(bwrap, disable_userns=disable_userns)
+    privileged = can_mount() and not try_kernel_overlay(state_dir, True, sandbox)
+    # Only root with these capabilities may map all its ids into a new user namespace.
+    can_map_all = os.geteuid() == 0 and all(map(has_capability, (_CAP_SETGID, _CAP_SETUID, _CAP_SETFCAP)))
     refusals = {
         "kernel": "" if privileged else try_kernel_overlay(state_dir, False, sandbox),
-        "bwrap": no_bwrap,
+        "bwrap": bwrap_refusal,
         "fuse": try_fuse(fuse, state_dir, privileged, sandbox),
     }
-    # Those that a namespace of ours can know besides our first.
-    groups = granted_groups() if os.geteuid() and not refusals["kernel"] else ()
+    groups = mappable_groups() if os.geteuid() and not refusals["kernel"] else ()
     if groups and try_user_namespace(groups):
         groups = ()
     return answer.replace(
         overlay_bwrap=overlay_bwrap,
         privileged=privileged,
-        every_id=privileged or may_map_all,
+        every_id=privileged or can_map_all,
         groups=groups,
         captures=tuple(name for name in CAPTURES if not refusals.get(name)),
         refusals=tuple(
@@ -359,68 +355,71 @@ def look(state_dir: str, options: list[tuple[str, str]]) -> Host:
 
 
 def try_kernel_overlay(scratch_dir: str, privileged: bool, sandbox: list[str] | None = None) -> str:
-    """Mount an overlay whose layer is in `scratch_dir` and write through it; returns "" or why not.
+    """Mount an overlay whose layer is in `scratch_dir`, and write through it.
 
-    The writing is done from inside the sandbox that this beginning of a command line makes.
+    `sandbox` is the beginning of a command line; if it is there, a program in that sandbox writes.
     """
-    with bubblewrap.Layers(scratch_dir) as layers:
-        inside = [*sandbox, "--bind", _TRIED, layers.lower, "--"] if sandbox else []
-        inside += layers.exercise(layers.lower if sandbox else _TRIED)
-        return _in_child("kernel", layers.base, privileged, inside) or layers.missing()
+    with bubblewrap.TrialLayer(scratch_dir) as trial:
+        command = [*sandbox, "--bind", _TRIAL_MOUNT, trial.lower, "--"] if sandbox else []
+        command += trial.command(trial.lower if sandbox else _TRIAL_MOUNT)
+        return _run_in_child("kernel", trial.base, privileged, command) or trial.fault()
 
 
 def try_fuse(program: str, scratch_dir: str, privileged: bool, sandbox: list[str]) -> str:
-    """Mount with fuse-overlayfs and write through it from a sandbox; returns "" or why not."""
+    """Mount an overlay with fuse-overlayfs, and write through it from a sandbox."""
     if not program:
         return "fuse-overlayfs is not installed"
-    with bubblewrap.Layers(scratch_dir) as layers:
-        inside = [*sandbox, "--bind", layers.merged, layers.merged, "--", *layers.exercise(layers.merged)]
-        stays = ""
+    with bubblewrap.TrialLayer(scratch_dir) as trial:
+        command = [*sandbox, "--bind", trial.merged, trial.merged, "--", *trial.command(trial.merged)]
+        unmount_failure = ""
         try:
-            refused = _in_child(program, layers.base, privileged, inside) or layers.missing(fuse=True)
+            failure = _run_in_child(program, trial.base, privileged, command) or trial.fault(is_fuse=True)
         finally:
-            if os.path.ismount(layers.merged):
-                stays = bubblewrap.attempt(_unmount(layers.merged))
-        # A run's mount would stay as well, with nothing behind it: so it is where fusermount3 finds no /etc/mtab.
-        return refused or (stays and f"what it mounts can't be unmounted: {stays}")
+            if os.path.ismount(trial.merged):
+                unmount_failure = bubblewrap.run_trial(_unmount_command(trial.merged))
+        # A run's mount would stay as well, with nothing behind it. This happens if fusermount3 finds no /etc/mtab.
+        return failure or (unmount_failure and f"what it mounts can't be unmounted: {unmount_failure}")
 
 
-def _unmount(merged: str) -> list[str]:
-    unmounters = [*bubblewrap.programs("fusermount3"), *bubblewrap.programs("fusermount"), "/bin/false"]
+def _unmount_command(merged: str) -> list[str]:
+    unmounters = [*bubblewrap.trusted_programs("fusermount3"), *bubblewrap.trusted_programs("fusermount"), "/bin/false"]
     return [unmounters[0], "-u", "-z", merged]
 
 
 def try_user_namespace(groups: tuple[int, ...] = ()) -> str:
-    """Make a user and a mount namespace, as the launcher does; returns "" or why it can't be done."""
-    return _in_child("nothing", "/", False, ["/bin/sh", "-c", ":"], groups)
+    """Make a user and a mount namespace, as the launcher does."""
+    return _run_in_child("nothing", "/", False, ["/bin/sh", "-c", ":"], groups)
 
 
-def granted_groups() -> tuple[int, ...]:
-    """Return which of our groups the system's table lets us map."""
+def mappable_groups() -> tuple[int, ...]:
+    """Return those of our groups, besides the first, that /etc/subgid lets us map into a user namespace."""
     try:
         names = {str(os.getuid()), pwd.getpwuid(os.getuid()).pw_name}
     except KeyError:
-        return ()  # who has no account is granted nothing
-    granted = [line.split(":") for line in read(_SUBGID).splitlines()]
+        return ()  # a user without an account is granted nothing
+    rows = [line.split(":") for line in read_text(_SUBGID).splitlines()]
     ranges = [
         range(int(first), int(first) + int(count))
-        for name, first, count in (line for line in granted if len(line) == 3)
+        for name, first, count in (row for row in rows if len(row) == 3)
         if name in names and first.isdigit() and count.isdigit()
     ]
-    others = sorted({*os.getgroups()} - {os.getgid()})
-    return tuple(group for group in others if any(group in each for each in ranges))
+    groups = sorted({*os.getgroups()} - {os.getgid()})
+    return tuple(group for group in groups if any(group in each for each in ranges))
 
 
-def _in_child(kind: str, base: str, privileged: bool, command: list[str], groups: tuple[int, ...] = ()) -> str:
+def _run_in_child(kind: str, base: str, privileged: bool, command: list[str], groups: tuple[int, ...] = ()) -> str:
     # A fresh interpreter, because only a single-threaded process may enter a user namespace.
     from fumehood.linux.process import interpreter_command
 
     words = (kind, base, str(int(privileged)), ",".join(map(str, groups)), *command)
-    return bubblewrap.attempt(interpreter_command(__name__, "trial_child", *words))
+    return bubblewrap.run_trial(interpreter_command(__name__, "trial_child", *words))
 
 
 def trial_child(kind: str, base: str, privileged: str, groups: str, *command: str) -> NoReturn:
-    """Mount the layers at `base`, run a command, and exit as it did (runs in its own process)."""
+    """Mount the trial layer at `base`, run a command, and exit with its status (in its own process).
+
+    `kind` is "kernel", the path of fuse-overlayfs, or "nothing" to mount nothing.
+    """
     from fumehood.linux import namespaces
     from fumehood.linux.mounts import Devices, Overlay
     from fumehood.linux.site import ROOT, Site
@@ -434,17 +433,17 @@ def trial_child(kind: str, base: str, privileged: str, groups: str, *command: st
         step = "mounting"
         os.chdir(base)
         if kind == "kernel":
-            tree = Site()
-            at, upper, work = _TRIED.removeprefix(ROOT), f"{base}/upper", f"{base}/work"
-            Overlay(target=at, lowers=(f"{base}/lower",), upper=upper, work=work).do(tree)
-            step = "mounting devices"  # as every launch does: not all containers let it
-            Devices(target="/dev").do(tree)
+            site = Site()
+            target, upper, work = _TRIAL_MOUNT.removeprefix(ROOT), f"{base}/upper", f"{base}/work"
+            Overlay(target=target, lowers=(f"{base}/lower",), upper=upper, work=work).do(site)
+            step = "mounting devices"  # as every launch does: not all containers allow it
+            Devices(target="/dev").do(site)
         elif is_fuse and _run([kind, "-o", "lowerdir=lower,upperdir=upper,workdir=work", "merged"]):
-            sys.exit(1)  # it has said why
+            sys.exit(1)  # it has printed the reason
         step = f"starting {command[0]}"
         status = _run(list(command))
         if is_fuse:
-            _run(_unmount("merged"))
+            _run(_unmount_command("merged"))
     except OSError as exc:
         sys.exit(f"{step}: {exc.strerror}")
     sys.exit(status)

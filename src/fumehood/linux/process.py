@@ -12,7 +12,7 @@ import time
 from fumehood.core.value import Value
 from fumehood.errors import LaunchFailed
 from fumehood.linux import libc
-from fumehood.linux.bwrap import NOTES
+from fumehood.linux.bwrap import INIT_AND_GATE
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -488,7 +488,7 @@ def _is_in_noted_namespaces(process: int, notes: bytes) -> bool:
 
 def kill_abandoned_sandboxes() -> None:
     """Kill first processes of sandboxes whose bubblewrap died while making them: they would wait for ever."""
-    options = "\0".join(("", *NOTES, "")).encode()
+    options = "\0".join(("", *INIT_AND_GATE, "")).encode()
     for number in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         line = libc.read(f"/proc/{number}/cmdline")
         if options in line and is_init_process(number):

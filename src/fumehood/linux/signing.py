@@ -13,7 +13,7 @@ import subprocess
 from fumehood.core.report import printable, shorten
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, Unavailable
-from fumehood.linux.bwrap import programs
+from fumehood.linux.bwrap import trusted_programs
 from fumehood.linux.libc import Closing
 
 BUNDLE, JOB, RESULT = "fumehood-bundle", "fumehood-job", "fumehood-result"  # what a signature can be for
@@ -74,7 +74,7 @@ def _name(where: str, purpose: str, data: bytes, signers: str, file: int) -> str
 
 
 def _keygen(*arguments: str, data: bytes, descriptor: int = -1) -> subprocess.CompletedProcess[bytes]:
-    program = next(iter(programs("ssh-keygen")), "")
+    program = next(iter(trusted_programs("ssh-keygen")), "")
     if not program:
         raise Unavailable("ssh-keygen is not here, which signs and checks", hint="install openssh-client")
     return subprocess.run(

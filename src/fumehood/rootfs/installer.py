@@ -20,7 +20,7 @@ from typing import Self
 from fumehood.core.request import ALPINE, HOST
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
-from fumehood.linux.bwrap import memory
+from fumehood.linux.bwrap import open_memory_file
 from fumehood.linux.cache import plain_file
 from fumehood.linux.confine import filter_for
 from fumehood.linux.libc import Closing
@@ -415,7 +415,7 @@ def _started(host: Host, cache: str, tree: str, words: Sequence[str], proxy: str
     assert host.bwrap is not None
     arguments = [host.bwrap.path, *_arguments(host, tree, proxy)]
     refused = filter_for(cache, unix_sockets=False, pretends_owners=True)
-    with Closing(memory()) as file:
+    with Closing(open_memory_file()) as file:
         os.write(file, refused)
         os.lseek(file, 0, os.SEEK_SET)
         arguments += ["--seccomp", str(file)] if refused else []

@@ -23,7 +23,7 @@ from fumehood.linux.confine import memory_limit
 from fumehood.linux.doctor import Ability
 from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
-from fumehood.linux.probe import FIX, Host, read
+from fumehood.linux.probe import FIX, Host, read_text
 from fumehood.linux.streams import RECORD_LIMIT
 from fumehood.linux.survey import fault_of
 from fumehood.service import layers as layering
@@ -161,7 +161,7 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
 def _key(world: World, hood: Hood) -> str:
     """Return a name that changes with everything but the programs' files that their versions may depend on."""
     tops = [""] if world.tree is None else [world.tree.path, *([f"{world.layer}/upper"] if world.layer else [])]
-    parts = [_FORMAT, os.geteuid(), read("/proc/sys/kernel/random/boot_id"), *hood.project.roots, *tops]
+    parts = [_FORMAT, os.geteuid(), read_text("/proc/sys/kernel/random/boot_id"), *hood.project.roots, *tops]
     for file in (f"{top}/{each}" for top in tops for each in _PACKAGES):
         try:
             status = os.stat(file, follow_symlinks=False)
