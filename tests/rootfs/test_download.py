@@ -120,7 +120,7 @@ def test_another_machine_is_refused_by_name() -> None:
 
 
 def test_the_list_tells_version_file_and_checksum() -> None:
-    found = download.listed(GOOD.encode(), f"{BASE}/latest-releases.yaml", BASE)
+    found = download.release_in_list(GOOD.encode(), f"{BASE}/latest-releases.yaml", BASE)
     assert found == download.Release(
         version="3.23.3", url=f"{BASE}/alpine-minirootfs-3.23.3-x86_64.tar.gz", sha256=SUM, size=12
     )
@@ -141,32 +141,32 @@ def test_the_list_tells_version_file_and_checksum() -> None:
 )  # fmt: skip
 def test_a_list_that_changed_is_said_in_one_line(content: str, complaint: str) -> None:
     with pytest.raises(FumehoodError, match=complaint):
-        download.listed(content.encode(), f"{BASE}/latest-releases.yaml", BASE)
+        download.release_in_list(content.encode(), f"{BASE}/latest-releases.yaml", BASE)
 
 
 def test_a_version_that_looks_like_a_number_stays_as_it_is_written() -> None:
     text = GOOD.replace("3.23.3", "20240930").replace("size: 12", "size: 1_2, date: 2024-09-30, time: 11:22:33")
-    found = download.listed(text.encode(), "u", BASE)
+    found = download.release_in_list(text.encode(), "u", BASE)
     assert (found.version, found.size) == ("20240930", 0)
 
 
 def test_the_mirror_is_asked_for_the_newest_of_its_stable_branch(mirror: Mirror) -> None:
     mirror.files["/latest-stable/releases/x86_64/latest-releases.yaml"] = GOOD.encode()
-    assert download.latest(Fetcher(), f"{mirror.url}/", "x86_64").version == "3.23.3"
+    assert download.latest_release(Fetcher(), f"{mirror.url}/", "x86_64").version == "3.23.3"
 
 
 def test_one_version_is_found_by_the_checksum_beside_it(mirror: Mirror) -> None:
     name = "/v3.20/releases/x86_64/alpine-minirootfs-3.20.1-x86_64.tar.gz"
     mirror.files[f"{name}.sha256"] = f"{SUM}  x\n".encode()
-    found = download.exactly(Fetcher(), mirror.url, "x86_64", "3.20.1")
+    found = download.find_release(Fetcher(), mirror.url, "x86_64", "3.20.1")
     assert (found.url, found.sha256) == (mirror.url + name, SUM)
     mirror.files[f"{name}.sha256"] = b"<html>"
     with pytest.raises(FumehoodError, match="holds no checksum"):
-        download.exactly(Fetcher(), mirror.url, "x86_64", "3.20.1")
+        download.find_release(Fetcher(), mirror.url, "x86_64", "3.20.1")
     for wrong in ("../../x", "latest", "3.20.1/..", ""):
         with pytest.raises(BadRequest, match="not an Alpine version"):
-            download.exactly(Fetcher(), mirror.url, "x86_64", wrong)
+            download.find_release(Fetcher(), mirror.url, "x86_64", wrong)
 
 
 def test_versions_are_compared_as_numbers() -> None:
-    assert download.as_numbers("3.9.6") < download.as_numbers("3.20.0") < download.as_numbers("3.20.10")
+    assert download.version_numbers("3.9.6") < download.version_numbers("3.20.0") < download.version_numbers("3.20.10")

@@ -167,7 +167,7 @@ def test_what_is_not_whole_is_not_ready(test_directory: Path) -> None:
 def test_roots_are_kept_with_our_data_unless_the_environment_says_otherwise(
     install: Cli, cli: Cli, mirror: Mirror, roots: Path, test_directory: Path
 ) -> None:
-    assert tree.collection("/data") == "/data/rootfs"
+    assert tree.trees_directory("/data") == "/data/rootfs"
     mirror.offer(VERSION)
     elsewhere = test_directory / "baked"
     baked = {"FUMEHOOD_ROOTFS_DIR": str(elsewhere)}

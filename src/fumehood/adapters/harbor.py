@@ -156,4 +156,4 @@ def _unpack(data: bytes, target: Path) -> None:
         Closing(open_top(os.path.realpath(target))) as top,
         tarfile.open(fileobj=io.BytesIO(data), mode="r:", tarinfo=Member) as archive,
     ):
-        Unpacking(top, is_followed=True).all_of(archive)
+        Unpacking(top, links_are_followed=True).unpack_all(archive)

@@ -1,1 +1,1 @@
-"""The proxy between a command without a network and the hosts it was granted: HTTP, CONNECT and SOCKS5."""
+"""The proxy by which a command without a network reaches its granted hosts: HTTP, CONNECT and SOCKS5."""

@@ -1,4 +1,4 @@
-"""Root trees. The package's own names are the public `fumehood.rootfs`, loaded when used; its modules are ours."""
+"""Root trees. The names in `__all__` are public and loaded when used; the modules of this package are internal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from fumehood.service.root_trees import latest_version as latest_version
     from fumehood.service.root_trees import remove as remove
 
-# Each public name, and what it is called where it lives.
+# Each public name, and the name of the same thing in `service.root_trees`.
 _PUBLIC = {
     "InstalledTree": "InstalledTree", "architecture": "architecture", "directory": "directory", "install": "install",
     "is_ready": "is_ready", "latest_version": "latest_version", "list": "installed_trees", "remove": "remove",

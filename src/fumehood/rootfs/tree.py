@@ -1,7 +1,7 @@
-"""Root trees: where things appear to a command whose `/` is one, which are installed, and a project's layer over one.
+"""Root trees: what a command sees whose `/` is one, which trees are installed, and a project's layer over one.
 
-The project is at /workspace, and the rest beside it. A tree is looked into without leaving it: whatever links it holds
-are followed as a command in it would.
+The command sees the project at /workspace, and other directories beside it. We look into a tree without leaving it:
+links are followed as they would be by a command whose `/` the tree is.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ CURRENT = "current"
 VERSION_FILE = ".alpine-version"
 _SHELLS = ("/bin/bash", "/usr/bin/bash", "/bin/sh")
 _PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3", "/bin/python3")
-_MADE = frozenset({"dev", "proc", "tmp"})  # fresh ones come in their place
-_NEEDED = ("dev", "proc", "tmp", *(point[1:] for point in MOUNT_POINTS))
+_MADE_FRESH = frozenset({"dev", "proc", "tmp"})  # the tree's own are not shown: new ones take their place
+_MOUNT_DIRECTORIES = ("dev", "proc", "tmp", *(point[1:] for point in MOUNT_POINTS))
 _PACKAGES = f"{WORKSPACE}/.packages"
-_TMP = "/tmp"  # noqa: S108 - a fresh one, inside the sandbox
+_TMP = "/tmp"  # noqa: S108 - a new one, inside the sandbox
 
 ENVIRONMENT = {
     "HOME": WORKSPACE,
@@ -43,7 +43,7 @@ ENVIRONMENT = {
     "PYTHONDONTWRITEBYTECODE": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
     "PIP_ROOT_USER_ACTION": "ignore",
-    # With a home that is the project, caches and histories would be changes to it.
+    # The home is the project, so caches and histories there would be changes to it.
     "HISTFILE": f"{_TMP}/.history",
     "LESSHISTFILE": "-",
     "XDG_CACHE_HOME": f"{_TMP}/.cache",
@@ -54,45 +54,48 @@ ENVIRONMENT = {
 }
 
 
-def targets(roots: Sequence[str]) -> dict[str, str]:
-    """Return where each root appears: the project first, at /workspace, the others by name under /roots.
+def root_targets(roots: Sequence[str]) -> dict[str, str]:
+    """Return where the command sees each root: the project, which is first, at /workspace, and others in /roots.
 
-    One that lies in another is in its place there.
+    A root that lies in another root appears inside that.
     """
-    places = {roots[0]: WORKSPACE}
+    targets = {roots[0]: WORKSPACE}
     for root in roots[1:]:
-        around = next((each for each in places if root.startswith(f"{each}/")), "")
-        if around:
-            places[root] = places[around] + root[len(around) :]
+        outer_root = next((each for each in targets if root.startswith(f"{each}/")), "")
+        if outer_root:
+            targets[root] = targets[outer_root] + root[len(outer_root) :]
             continue
-        place = first = f"{ROOTS}/{root.rpartition('/')[2]}"
+        target = plain_target = f"{ROOTS}/{root.rpartition('/')[2]}"
         number = 1
-        while place in places.values():
+        while target in targets.values():
             number += 1
-            place = f"{first}-{number}"
-        places[root] = place
-    return places
+            target = f"{plain_target}-{number}"
+        targets[root] = target
+    return targets
 
 
-def inside(path: str, places: Mapping[str, str]) -> str:
-    """Return a host path as the command sees it; one that lies in no root is taken to be the command's own."""
-    for root, target in places.items():
+def path_inside(path: str, targets: Mapping[str, str]) -> str:
+    """Return a host path as the command sees it. A path in no root is taken to be one of the command's already."""
+    for root, target in targets.items():
         if path == root or path.startswith(f"{root}/"):
             return target + path[len(root) :]
     return path
 
 
-def outside(path: str, places: Mapping[str, str]) -> str:
-    """Return a path of the command's as the person knows it; one that is in no root stays as it is."""
-    return inside(path, {target: root for root, target in places.items()})
+def path_outside(path: str, targets: Mapping[str, str]) -> str:
+    """Return a path of the command's as the host has it. A path in no root stays as it is."""
+    return path_inside(path, {target: root for root, target in targets.items()})
 
 
-def skills(settings: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
-    """Return each skill's directory and where it appears: /skills/<name>, its own unless one is given."""
+def skill_targets(skills: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
+    """Return each skill's directory and where the command sees it: at /skills/<name>.
+
+    The name is the configured one, or that of the directory.
+    """
     sources: dict[str, str] = {}
-    for each in settings:
-        source = str(each["path"]).rstrip("/")
-        name = str(each.get("name") or source.rpartition("/")[2])
+    for skill in skills:
+        source = str(skill["path"]).rstrip("/")
+        name = str(skill.get("name") or source.rpartition("/")[2])
         if not name or name in (".", "..") or "/" in name or "\0" in name:
             raise BadRequest(f"a skill can't be called {name!r}", hint="a skill's name is one word of a path")
         if name in sources:
@@ -104,10 +107,10 @@ def skills(settings: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], .
 class RootTree(Value):
     """A root tree that the command sees as `/`, instead of the host's.
 
-    `entries` are its top entries where it lacks a mount point: each a name and, for a link, its target. `lowers` and
-    `upper` are the project's own layer over it, where it has one; without an upper directory that is only read.
-    `guarded` are mount points that get something on them in any case: where the root can be written, a free one could
-    be made a link, and the next command's mount would follow it.
+    `entries` are its top entries if it lacks a mount point: for each a name and, for a link, its target. `lowers` and
+    `upper` are the project's own layer over it, if there is one; without `upper`, the command can't write the layer.
+    `guarded` are mount points on which something is always mounted. In a writable root, a command could otherwise make
+    a link of one, and the next command's mount would follow it.
     """
 
     path: str
@@ -120,37 +123,38 @@ class RootTree(Value):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the command may change it."""
+        """True if the command may change it."""
         return bool(self.upper)
 
-    def mounts(self, *, is_cut: bool) -> list[Operation]:
-        """Return how it becomes `/`; `is_cut` tells that its sockets can be cut, by views.
+    def mounts(self, *, blocks_sockets: bool) -> list[Operation]:
+        """Return the operations that make it `/`: with `blocks_sockets` by views, in which sockets can't be reached.
 
-        One that lacks a mount point is not changed: what lies at its top is shown on an empty root.
+        A tree that lacks a mount point is not changed. Its top entries are shown on an empty root instead.
         """
         if self.upper:
             return [Overlay(target="/", lowers=self.lowers, upper=self.upper, work=self.work)]
         if self.lowers:
             return [View(target="/", sources=self.lowers)]
         if not self.entries:
-            return [_shown(self.path, "/", is_cut=is_cut)]
+            return [_read_only_mount(self.path, "/", blocks_sockets=blocks_sockets)]
         return [
             Tmpfs(target="/", is_sealed=True), Folder(target="/proc"),
             *(
-                Link(target=f"/{name}", to=to) if to else _shown(f"{self.path}/{name}", f"/{name}", is_cut=is_cut)
-                for name, to in self.entries if name not in _MADE
+                Link(target=f"/{name}", to=to) if to
+                else _read_only_mount(f"{self.path}/{name}", f"/{name}", blocks_sockets=blocks_sockets)
+                for name, to in self.entries if name not in _MADE_FRESH
             ),
         ]  # fmt: skip
 
 
-def _shown(source: str, target: str, *, is_cut: bool) -> Operation:
-    if is_cut and os.path.isdir(source):
+def _read_only_mount(source: str, target: str, *, blocks_sockets: bool) -> Operation:
+    if blocks_sockets and os.path.isdir(source):
         return View(target=target, sources=(source,))
     return Bind(target=target, source=source)
 
 
 def tree_at(path: str) -> RootTree:
-    """Return the root tree at a directory, ready to be run in."""
+    """Return the root tree in a directory, for a command to run in; raises BadRequest if there is none."""
     try:
         top = open_top(path)
     except OSError as error:
@@ -161,13 +165,13 @@ def tree_at(path: str) -> RootTree:
         shell = next((each for each in _SHELLS if is_program(top, each)), None)
         if shell is None:
             raise BadRequest(f"{path} is not a root tree: it has no /bin/sh", hint="name an unpacked root directory")
-        points = [stat_entry(top, name) for name in _NEEDED]
-        whole = all(status is not None and stat.S_ISDIR(status.st_mode) for status in points)
-        return RootTree(path=path, shell=shell, entries=() if whole else _entries(top))
+        points = [stat_entry(top, name) for name in _MOUNT_DIRECTORIES]
+        has_all_points = all(status is not None and stat.S_ISDIR(status.st_mode) for status in points)
+        return RootTree(path=path, shell=shell, entries=() if has_all_points else _top_entries(top))
 
 
 def is_program(top: int, path: str) -> bool:
-    """Return True if a command in the tree could start a program."""
+    """Return True if a path in the tree is a program that a command there could start."""
     try:
         with Closing(libc.openat2(top, os.fsencode(path.lstrip("/")), os.O_PATH, libc.RESOLVE_IN_ROOT)) as file:
             mode = os.fstat(file).st_mode
@@ -176,8 +180,8 @@ def is_program(top: int, path: str) -> bool:
     return stat.S_ISREG(mode) and bool(mode & 0o111)
 
 
-def _entries(top: int) -> tuple[tuple[str, str], ...]:
-    """List what lies at the top, less what is made fresh; a link comes with its target."""
+def _top_entries(top: int) -> tuple[tuple[str, str], ...]:
+    """Return the entries at the top, without the mount points. A link comes with its target, others with ""."""
     with Closing(os.open(".", LISTING | os.O_CLOEXEC, dir_fd=top)) as listing:
         names = sorted(os.listdir(listing))
     entries = []
@@ -192,41 +196,44 @@ def _entries(top: int) -> tuple[tuple[str, str], ...]:
     return tuple(entries)
 
 
+# ---- The trees that are installed.
+
+
 class Mark(Value):
-    """What a tree's `.alpine-version` says: written when the tree is whole, so where there is none it is empty."""
+    """The content of a tree's `.alpine-version`, which is written last. It is empty if the tree is not complete."""
 
     version: str = ""
     tier: int = 0
-    packages: tuple[str, ...] = ()  # those that a person asked for besides the tier's
+    packages: tuple[str, ...] = ()  # those that a person named, in addition to the tier's
 
     def content(self) -> bytes:
-        """Return what is written."""
+        """Return the mark as it is written."""
         packages = f"packages {' '.join(self.packages)}\n" if self.packages else ""
         return f"{self.version}\ntier {self.tier}\n{packages}".encode()
 
 
 class Installed(Value):
-    """One installed root tree; `version` is what its `.alpine-version` says."""
+    """One installed root tree. The version is that in its `.alpine-version`."""
 
     name: str
     path: str
     version: str
 
 
-def collection(data: str) -> str:
+def trees_directory(data: str) -> str:
     """Return the directory that holds root trees; FUMEHOOD_ROOTFS_DIR may name another."""
     directory = os.environ.get("FUMEHOOD_ROOTFS_DIR", "")
     return directory.rstrip("/") if directory.startswith("/") else f"{data}/rootfs"
 
 
 def is_ready(path: str) -> bool:
-    """Return True if a whole root tree lies at a path; asks nobody, so it works offline."""
-    mark = mark_of(path)
+    """Return True if there is a complete root tree at a path. It works offline."""
+    mark = read_mark(path)
     return bool(mark.version) and has_programs(path, mark.tier)
 
 
-def mark_of(path: str) -> Mark:
-    """Return what a tree was marked with when it was whole; an empty mark where it was not."""
+def read_mark(path: str) -> Mark:
+    """Return a tree's mark, which is empty if the tree is not complete."""
     content = plain_file(f"{path}/{VERSION_FILE}")
     if content is None:
         return Mark()
@@ -240,7 +247,7 @@ def mark_of(path: str) -> Mark:
 
 
 def has_programs(path: str, tier: int) -> bool:
-    """Return True if a tree has a shell, and Python where its tier has that."""
+    """Return True if a tree has a shell and, if its tier is not 0, Python."""
     try:
         with Closing(open_top(path)) as top:
             return is_program(top, "/bin/sh") and (not tier or any(is_program(top, each) for each in _PYTHONS))
@@ -248,176 +255,167 @@ def has_programs(path: str, tier: int) -> bool:
         return False
 
 
-def installed(at: str) -> list[Installed]:
-    """List the trees that are ready, by name; where the directory is a tree itself, that one."""
-    if is_ready(at):
-        return [_described(at)]
+def installed(directory: str) -> list[Installed]:
+    """Return the trees that are ready, sorted by name; if the directory is itself a tree, only that."""
+    if is_ready(directory):
+        return [_installed_tree(directory)]
     try:
-        names = sorted(os.listdir(at))
+        names = sorted(os.listdir(directory))
     except OSError:
         return []
-    paths = [f"{at}/{name}" for name in names if not name.startswith(".") and name != CURRENT]
-    return [_described(path) for path in paths if is_ready(path)]
+    paths = [f"{directory}/{name}" for name in names if not name.startswith(".") and name != CURRENT]
+    return [_installed_tree(path) for path in paths if is_ready(path)]
 
 
-def _described(path: str) -> Installed:
-    return Installed(name=os.path.basename(path), path=path, version=mark_of(path).version)
+def _installed_tree(path: str) -> Installed:
+    return Installed(name=os.path.basename(path), path=path, version=read_mark(path).version)
 
 
-def find(at: str, name: str = ALPINE) -> Installed:
-    """Return the tree of a name; `alpine` is the one in use now."""
-    if is_ready(at):
-        return _described(at)
-    path = f"{at}/{current(at) or CURRENT}" if name == ALPINE else f"{at}/{name}"
+def find(directory: str, name: str = ALPINE) -> Installed:
+    """Return the tree with this name, which must be ready. `alpine` is the tree in use."""
+    if is_ready(directory):
+        return _installed_tree(directory)
+    path = f"{directory}/{current(directory) or CURRENT}" if name == ALPINE else f"{directory}/{name}"
     if is_ready(path):
-        return _described(path)
+        return _installed_tree(path)
     if name != ALPINE:
         raise BadRequest(f"there is no root {name}", hint="fumehood rootfs list; or name a directory: --root ./tree")
-    if current(at):
+    if current(directory):
         raise BadRequest(f"the root tree {path} is damaged", hint="fumehood rootfs install")
     raise BadRequest("no Alpine root is installed", hint="fumehood rootfs install")
 
 
-def find_damaged(at: str, name: str) -> Installed:
-    """Return the tree of a name, be it ready or not: for its removal."""
+def find_for_removal(directory: str, name: str) -> Installed:
+    """Return the tree with this name, which may be damaged."""
     try:
-        return find(at, name)
+        return find(directory, name)
     except BadRequest:
-        name = current(at) if name == ALPINE else name
+        name = current(directory) if name == ALPINE else name
         is_tree = name and not name.startswith(".") and "/" not in name and name != CURRENT
-        if not is_tree or not os.path.isdir(f"{at}/{name}"):
+        if not is_tree or not os.path.isdir(f"{directory}/{name}"):
             raise
-        return _described(f"{at}/{name}")
+        return _installed_tree(f"{directory}/{name}")
 
 
-def current(at: str) -> str:
-    """Return the name of the tree that `alpine` means, or "" where there is none."""
-    return link_target(f"{at}/{CURRENT}")
+def current(directory: str) -> str:
+    """Return the name of the tree that `alpine` means, or "" if there is none."""
+    return link_target(f"{directory}/{CURRENT}")
 
 
-def switch(at: str, name: str) -> None:
-    """Let `alpine` mean another tree, in one step."""
-    beside = f"{at}/.{CURRENT}-{os.getpid()}"
+def set_current(directory: str, name: str) -> None:
+    """Let `alpine` mean the tree with this name, in one step."""
+    beside = f"{directory}/.{CURRENT}-{os.getpid()}"
     try:
         os.symlink(name, beside)
-        os.replace(beside, f"{at}/{CURRENT}")
+        os.replace(beside, f"{directory}/{CURRENT}")
     except OSError as error:
         raise FumehoodError(
-            f"`alpine` can't be made {name} in {at}: {error.strerror}", hint=f"name it yourself: --root {name}"
+            f"`alpine` can't be made {name} in {directory}: {error.strerror}", hint=f"name it yourself: --root {name}"
         ) from error
 
 
-def in_use(path: str) -> Lock:
-    """Keep a tree from being removed, for as long as a command runs in it."""
+def lock_against_removal(path: str) -> Lock:
+    """Return a lock that keeps a tree from being removed, for as long as a command runs in it."""
     return Lock(os.open(path, LISTING | os.O_CLOEXEC)).take(shared=True)
 
 
-# ---- A layer of a project's own over a shared root tree, kept between commands: what they install there stays theirs.
+# ---- A project's layer over a shared root tree. It keeps what the project's commands write there, such as packages.
 #
-# It lies over one tree for good: `base` names it. One command at a time may write it; others meanwhile see it as it is,
-# read-only. A command that shares the host's network finds hosts by name: by the host's resolver, in the tree's own
-# place.
+# It lies over the same tree until it is dropped: `base` has the tree's name. One command at a time may write it; other
+# commands meanwhile see it as it is, read-only.
 
 BASE, UPPER, WORK = "base", "upper", "work"
-RESOLVER, HOSTS = "etc/resolv.conf", "etc/hosts"
-_LONGEST = 4096
-_MOST = 1 << 16
+_LONGEST_NAME = 4096
 _HINT = "fumehood workspace reset drops what was installed, and begins anew"
 
 
-
-class Taken(Value):
-    """A layer that is mounted for one command: where it lies, and whether that command may write it."""
-
-    upper: str
-    work: str
-    writable: bool
-
-
 class RootLayer:
-    """One project's layer, at a directory of ours that no command can reach."""
+    """One project's layer, in a directory of ours that no command can reach."""
 
-    def __init__(self, at: str) -> None:
-        self.at = at
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.upper, self.work = f"{path}/{UPPER}", f"{path}/{WORK}"
         self._lock: Lock | None = None
 
     @property
     def base(self) -> str:
-        """The name of the tree that the layer lies over, or "" where there is no layer yet."""
+        """The name of the tree that the layer lies over, or "" if there is no layer yet."""
         try:
-            with open(f"{self.at}/{BASE}", encoding="utf-8", errors="surrogateescape") as file:
-                return file.read(_LONGEST).strip()
+            with open(f"{self.path}/{BASE}", encoding="utf-8", errors="surrogateescape") as file:
+                return file.read(_LONGEST_NAME).strip()
         except FileNotFoundError:
             return ""
 
-    def take(self, base: str) -> Taken:
-        """Get ready for a command to run over the tree of this name; `release` lets go of it."""
+    def take(self, base: str) -> bool:
+        """Prepare the layer for a command over the tree with this name, and return True if the command may write it.
+
+        `release` ends this.
+        """
         try:
             self._make(base)
-            self._lock = self._opened()
+            self._lock = self._open_lock()
             try:
                 self._lock.take(wait=False)
-                writable = True
+                is_writable = True
             except BlockingIOError:
-                writable = False
-            # Bubblewrap would follow a link that stands where we mount.
-            with Closing(open_top(f"{self.at}/{UPPER}")) as top:
-                for name in (*_NEEDED, "etc"):
+                is_writable = False
+            # Bubblewrap would follow a link in the place of a mount point.
+            with Closing(open_top(self.upper)) as top:
+                for name in (*_MOUNT_DIRECTORIES, "etc"):
                     status = stat_entry(top, name)
                     if status is not None and not stat.S_ISDIR(status.st_mode):
                         raise BadRequest(f"/{name} was replaced in this workspace's root layer", hint=_HINT)
-            if writable:
-                # Anew: a volatile mount leaves a mark in the work directory, and can't be repeated over it.
-                with Closing(open_top(self.at)) as top:
+            if is_writable:
+                # A new one each time: a volatile mount leaves a mark in its work directory, which can't be used again.
+                with Closing(open_top(self.path)) as top:
                     remove_tree(top, WORK)
                     os.mkdir(WORK, 0o700, dir_fd=top)
         except OSError as error:
-            raise FumehoodError(f"the root layer {self.at} can't be used: {error.strerror}", hint=_HINT) from error
-        return Taken(upper=f"{self.at}/{UPPER}", work=f"{self.at}/{WORK}", writable=writable)
+            raise FumehoodError(f"the root layer {self.path} can't be used: {error.strerror}", hint=_HINT) from error
+        return is_writable
 
     def release(self) -> None:
-        """Let another command write it."""
+        """Let other commands write the layer."""
         if self._lock is not None:
             self._lock.close()
 
-    def _opened(self) -> Lock:
-        return Lock(os.open(self.at, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC))
+    def _open_lock(self) -> Lock:
+        return Lock(os.open(self.path, LISTING | os.O_NOFOLLOW | os.O_CLOEXEC))
 
     def _make(self, base: str) -> None:
-        if os.path.isdir(self.at):
+        if os.path.isdir(self.path):
             return
-        # Apart, and then in one step: another command may be the first one too.
-        beside = f"{self.at}.{os.getpid()}.{_thread.get_ident()}"
+        # Made apart and renamed, in one step: another first command may do the same at this moment.
+        beside = f"{self.path}.{os.getpid()}.{_thread.get_ident()}"
         os.makedirs(beside, mode=0o700)
         with open(f"{beside}/{BASE}", "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(base)
         os.mkdir(f"{beside}/{UPPER}", 0o700)
-        # It is `/` to whoever runs there.
-        os.chmod(f"{beside}/{UPPER}", 0o755)  # noqa: S103
+        os.chmod(f"{beside}/{UPPER}", 0o755)  # noqa: S103 - it is `/` for commands
         try:
-            os.rename(beside, self.at)
+            os.rename(beside, self.path)
         except OSError:
-            with Closing(open_top(os.path.dirname(beside))) as above:
-                remove_tree(above, os.path.basename(beside))
-            if not os.path.isdir(self.at):
+            with Closing(open_top(os.path.dirname(beside))) as parent:
+                remove_tree(parent, os.path.basename(beside))
+            if not os.path.isdir(self.path):
                 raise
 
     def drop(self) -> bool:
-        """Remove the layer; returns False if there was none."""
-        if not os.path.lexists(self.at):
+        """Remove the layer; return False if there was none."""
+        if not os.path.lexists(self.path):
             return False
         try:
-            with self._opened() as lock:
+            with self._open_lock() as lock:
                 lock.take(wait=False)
-                with Closing(open_top(os.path.dirname(self.at))) as above:
-                    remove_tree(above, os.path.basename(self.at))
+                with Closing(open_top(os.path.dirname(self.path))) as parent:
+                    remove_tree(parent, os.path.basename(self.path))
         except BlockingIOError as error:
             raise BadRequest("a command is running over this root layer", hint="wait for it, or end it") from error
         return True
 
 
-def pins(layers: str, name: str) -> list[str]:
-    """Return the layers in a directory that lie over the tree of this name."""
+def layers_over(layers: str, name: str) -> list[str]:
+    """Return the names of the layers in a directory that lie over the tree with this name."""
     try:
         names = sorted(os.listdir(layers))
     except FileNotFoundError:
@@ -425,11 +423,17 @@ def pins(layers: str, name: str) -> list[str]:
     return [each for each in names if RootLayer(f"{layers}/{each}").base == name]
 
 
-def bound_names(tree: str) -> tuple[Bind, ...]:
-    """Return what is mounted in a tree to find names: only on plain files, since bubblewrap would follow a link."""
+# ---- How a command that shares the host's network finds hosts by name: by the host's files, in place of the tree's.
+
+RESOLVER_FILE, HOSTS_FILE = "etc/resolv.conf", "etc/hosts"
+_LARGEST_FILE = 1 << 16
+
+
+def resolver_binds(tree: str) -> tuple[Bind, ...]:
+    """Return the mounts of the host's files for names. Only plain files are covered: bubblewrap would follow a link."""
     names = []
     with Closing(open_top(tree)) as top:
-        for name in (RESOLVER, HOSTS):
+        for name in (RESOLVER_FILE, HOSTS_FILE):
             if os.path.isfile(f"/{name}"):
                 try:
                     with Closing(open_below(top, os.path.dirname(name))) as folder:
@@ -441,27 +445,27 @@ def bound_names(tree: str) -> tuple[Bind, ...]:
     return tuple(Bind(source=os.path.realpath(f"/{name}"), target=f"/{name}") for name in names)
 
 
-def told_names(trees: Sequence[str]) -> str:
-    """Return the resolver's configuration that a command sees: the first of these trees that has one decides."""
+def resolver_settings(trees: Sequence[str]) -> str:
+    """Return the resolver's configuration that a command sees: that of the first of these trees that has one."""
     for tree in trees:
         try:
             with Closing(open_top(tree)) as top:
-                content = plain_file(RESOLVER, top, _MOST)
+                content = plain_file(RESOLVER_FILE, top, _LARGEST_FILE)
         except OSError:
             continue
-        if content is not None:  # else there is none, or a link, which is not followed for a command's sake
+        if content is not None:  # it is None for a link too: a command may have made it, so it is not followed
             return content.decode(errors="replace")
     return ""
 
 
-def write_names(upper: str) -> None:
-    """Put a copy of the resolver's configuration into a layer, where commands could have put anything."""
+def copy_resolver_settings(upper: str) -> None:
+    """Copy the host's resolver configuration into a layer. Commands could have put anything in its place."""
     try:
-        with open(f"/{RESOLVER}", "rb") as file:
-            content = file.read(_MOST)
+        with open(f"/{RESOLVER_FILE}", "rb") as file:
+            content = file.read(_LARGEST_FILE)
     except OSError:
         return  # the host has none
-    folder, _, name = RESOLVER.rpartition("/")
+    folder, _, name = RESOLVER_FILE.rpartition("/")
     with Closing(open_top(upper)) as top:
         if stat_entry(top, folder) is None:
             os.mkdir(folder, 0o700, dir_fd=top)
@@ -471,7 +475,7 @@ def write_names(upper: str) -> None:
 
 
 def write_file(directory: int, name: str, content: bytes, mode: int = 0o644) -> None:
-    """Put a small file into a directory of a tree, in place of whatever is there."""
+    """Write a small file into a directory of a tree, in place of whatever is there."""
     remove_tree(directory, name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     with Closing(os.open(name, flags, 0o644, dir_fd=directory)) as file:

@@ -481,7 +481,7 @@ def refresh_running_commands(store: Store, project: int, run: Run) -> None:
     if not names:
         return
     from fumehood.linux.process import find_init
-    from fumehood.rootfs.tree import targets
+    from fumehood.rootfs.tree import root_targets
 
     changed = {run.roots[change.root] for change in run.changed if change.verdict == APPLIED}
     for other in store.history.runs(among=names):
@@ -489,7 +489,7 @@ def refresh_running_commands(store: Store, project: int, run: Run) -> None:
         init = find_init(store.places.layer(other.run, 0, INIT)) if roots else None
         if init is not None:
             try:
-                in_tree = targets(other.roots)
+                in_tree = root_targets(other.roots)
                 refresh_overlays(init, [*roots, *(in_tree[root] for root in roots)])
             except OSError:
                 continue  # it has just ended, or an old kernel can't do it

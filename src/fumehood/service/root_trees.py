@@ -12,7 +12,7 @@ from fumehood.errors import BadRequest
 from fumehood.linux.probe import host
 from fumehood.rootfs import download, tree
 from fumehood.rootfs.installer import Installer, Order
-from fumehood.rootfs.tree import pins
+from fumehood.rootfs.tree import layers_over
 from fumehood.service.opened import OpenedStore
 from fumehood.store.config import policy_for
 from fumehood.store.places import Places, places
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def installed_and_current(store: Store) -> tuple[list[Installed], str]:
     """Return the trees that are ready, and the name of the one that `alpine` means."""
-    directory = tree.collection(store.places.data)
+    directory = tree.trees_directory(store.places.data)
     trees = tree.installed(directory)
     is_tree_itself = len(trees) == 1 and trees[0].path == directory
     return trees, trees[0].name if is_tree_itself else tree.current(directory)
@@ -61,7 +61,7 @@ def install_into(
 def install_if_missing(store: Store, settings: Rootfs, on_progress: Progress | None) -> None:
     """Install the Alpine root tree if there is none yet; called if the configuration allows it."""
     try:
-        tree.find(tree.collection(store.places.data))
+        tree.find(tree.trees_directory(store.places.data))
     except BadRequest:
         install_into(store, settings=settings, on_progress=on_progress)
 
@@ -71,7 +71,7 @@ def update(
     key: Sequence[Path] = (), proxy: str = "", on_progress: Progress | None = None,
 ) -> Installed | None:  # fmt: skip
     """Install the newest release beside the current one, with its tier and packages; None if that is the newest."""
-    current = tree.mark_of(f"{tree.collection(store.places.data)}/{tree.CURRENT}")
+    current = tree.read_mark(f"{tree.trees_directory(store.places.data)}/{tree.CURRENT}")
     order = _make_order(
         _settings(store.places), mirror, proxy, tuple(key), tier=(current.tier or 1) if tier is None else tier,
         packages=tuple(dict.fromkeys((*current.packages, *packages))),
@@ -88,17 +88,17 @@ def newer_version(store: Store, *, mirror: str = "", proxy: str = "") -> str | N
 
 def make_current(store: Store, name: str) -> Installed:
     """Let `alpine` mean another installed tree."""
-    directory = tree.collection(store.places.data)
+    directory = tree.trees_directory(store.places.data)
     chosen = tree.find(directory, name)
     if chosen.path not in (directory, f"{directory}/{tree.current(directory)}"):
-        tree.switch(directory, chosen.name)
+        tree.set_current(directory, chosen.name)
     return chosen
 
 
 def remove_from(store: Store, name: str, on_progress: Progress | None = None) -> None:
     """Remove a tree; refused while a command runs in it, or a project's root layer lies over it."""
-    name = tree.find_damaged(tree.collection(store.places.data), name).name
-    count = len(pins(store.places.layers, name))
+    name = tree.find_for_removal(tree.trees_directory(store.places.data), name).name
+    count = len(layers_over(store.places.layers, name))
     if count:
         raise BadRequest(
             f"{name} is in use below the root layer of {how_many(count, 'project')}",
@@ -135,7 +135,7 @@ def _installer(store: Store, proxy: str, on_progress: Progress | None) -> Instal
             on_progress(step, done, total)
 
     return Installer(
-        tree.collection(own_places.data), own_places.cache, host(own_places.cache, own_places.state), report_step,
+        tree.trees_directory(own_places.data), own_places.cache, host(own_places.cache, own_places.state), report_step,
         download.Fetcher(proxy, report_download), os.uname().machine,
     )  # fmt: skip
 
@@ -161,12 +161,12 @@ def latest_version(mirror: str = "", proxy: str = "") -> str:
     """Return the newest Alpine version of a mirror, by default the configured one."""
     settings = _settings(places())
     fetcher = download.Fetcher(proxy or settings.proxy)
-    return download.latest(fetcher, _mirror(settings, mirror), architecture()).version
+    return download.latest_release(fetcher, _mirror(settings, mirror), architecture()).version
 
 
 def directory(name: str = "") -> str:
     """Return the directory that holds the root trees, or the directory of one tree; `alpine` is the current one."""
-    collection = tree.collection(places().data)
+    collection = tree.trees_directory(places().data)
     return tree.find(collection, name).path if name else collection
 
 

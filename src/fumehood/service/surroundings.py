@@ -95,18 +95,18 @@ class World(Value):
         """Return the addresses of the name servers that a command's programs ask."""
         if self.tree is None:
             return resolvers(read("/etc/resolv.conf").decode(errors="replace"))
-        from fumehood.rootfs.tree import told_names
+        from fumehood.rootfs.tree import resolver_settings
 
         layer = [f"{self.layer}/upper"] if self.layer else []
-        return resolvers(told_names([*layer, self.tree.path]))
+        return resolvers(resolver_settings([*layer, self.tree.path]))
 
     def inside(self, directory: str) -> str:
         """Return the path at which the command sees a directory of the host."""
         if not self.targets:
             return directory
-        from fumehood.rootfs.tree import inside
+        from fumehood.rootfs.tree import path_inside
 
-        return inside(directory, self.targets)
+        return path_inside(directory, self.targets)
 
     def writable(self, roots: Sequence[str]) -> list[str]:
         """Return what a command may write besides /tmp, as it sees it: the roots, and the playground."""
@@ -129,9 +129,9 @@ class World(Value):
         """Return the host's path for a path that the command sees."""
         if not self.targets:
             return path
-        from fumehood.rootfs.tree import outside
+        from fumehood.rootfs.tree import path_outside
 
-        return outside(path, self.targets)
+        return path_outside(path, self.targets)
 
 
 class TreeLock:
@@ -147,29 +147,29 @@ class TreeLock:
         world, tree = self._world, self._world.tree
         if tree is None:
             return world
-        from fumehood.rootfs.tree import MOUNT_POINTS, RootLayer, in_use
+        from fumehood.rootfs.tree import MOUNT_POINTS, RootLayer, lock_against_removal
 
         if world.layer and self._way not in (KERNEL, BWRAP):
             raise BadRequest(
                 f"a writable root needs an overlay, and writes are captured by {self._way} here",
                 hint="fumehood doctor says why; rootfs.writable = false runs with the root read-only",
             )
-        self._tree = in_use(tree.path)
+        self._tree = lock_against_removal(tree.path)
         if not world.layer:
             return world
         try:
             # The project's layer over the tree; read-only if another command is writing it.
             self._layer = RootLayer(world.layer)
-            taken = self._layer.take(world.base)
+            is_writable = self._layer.take(world.base)
         except BaseException:
             self.__exit__()
             raise
-        upper, work = (taken.upper, taken.work) if taken.writable else ("", "")
-        lowers = (tree.path,) if taken.writable else (taken.upper, tree.path)
+        upper, work = (self._layer.upper, self._layer.work) if is_writable else ("", "")
+        lowers = (tree.path,) if is_writable else (self._layer.upper, tree.path)
         tree = tree.replace(lowers=lowers, upper=upper, work=work, guarded=MOUNT_POINTS)
         hint = "another command of this project is writing it; / was read-only"
         busy = Blocked(what="write", detail="the root layer", hint=hint)
-        return world.replace(tree=tree, blocked=() if taken.writable else (busy,))
+        return world.replace(tree=tree, blocked=() if is_writable else (busy,))
 
     def __exit__(self, *_error: object) -> None:
         if self._layer is not None:
@@ -190,9 +190,9 @@ def host_or_tree_world(
     user = (os.geteuid(), os.getegid()) if owner is None else (owner.user, owner.group)
     skills: tuple[tuple[str, str], ...] = ()
     if policy.skills:
-        from fumehood.rootfs.tree import skills as shown_skills
+        from fumehood.rootfs.tree import skill_targets
 
-        skills = shown_skills(policy.skills)
+        skills = skill_targets(policy.skills)
     for source, _ in skills:
         if not os.path.isdir(source):
             raise BadRequest(f"the skill {source} is not a directory", hint="correct [[skill]] in the configuration")
@@ -224,7 +224,7 @@ def host_or_tree_world(
     shown = Playground(source=playground_path, target=root_tree.PLAYGROUND) if playground_path else None
     return World(
         environment=environment, home=own_home, identity_mounts=tuple(identity_mounts), tree=tree,
-        targets=root_tree.targets(roots), skills=skills, base=base, layer=layer,
+        targets=root_tree.root_targets(roots), skills=skills, base=base, layer=layer,
         playground=shown, no_playground=no_playground, ownership=policy.ownership,
     )  # fmt: skip
 
@@ -268,7 +268,7 @@ def _tree(places: Places, root: str, layer: str) -> tuple[RootTree, str]:
         raise BadRequest(
             f"this project's root layer lies over {pinned}, not over {root}", hint="fumehood workspace reset drops it"
         )
-    installed = root_tree.find(root_tree.collection(places.data), pinned or root)
+    installed = root_tree.find(root_tree.trees_directory(places.data), pinned or root)
     if layer and os.stat(installed.path).st_uid != os.geteuid():
         # No file of it could be changed: in the sandbox its owner is unknown.
         whose = user_name(os.stat(installed.path).st_uid)
@@ -349,7 +349,7 @@ class Surroundings:
                 temporary_home = sight.homes[0]
             base, view_number, masked = list(view.operations), view.number, view.masked_in_roots
         else:
-            base = [*world.tree.mounts(is_cut=blocks_sockets), Devices(target="/dev")]
+            base = [*world.tree.mounts(blocks_sockets=blocks_sockets), Devices(target="/dev")]
             linked = [path for root in roots for path in self._links_in(root)]
             paths = (*self.masks(homes, as_root=user == 0).hidden, *linked)
             masked = paths_inside(sorted({os.path.realpath(path) for path in paths if os.path.exists(path)}), roots)
@@ -414,12 +414,12 @@ class Surroundings:
         """Return the mounts that decide which name server programs ask."""
         tree = world.tree
         if tree is not None and shares_network:
-            from fumehood.rootfs.tree import bound_names, write_names
+            from fumehood.rootfs.tree import copy_resolver_settings, resolver_binds
 
             if not tree.guarded:
-                return bound_names(tree.path)
+                return resolver_binds(tree.path)
             if tree.is_writable:
-                write_names(f"{world.layer}/upper")
+                copy_resolver_settings(f"{world.layer}/upper")
         if tree is not None and tree.guarded:
             return ()  # commands can write the tree and may have put a link there, so nothing is mounted on it
         path = "" if tree is None else tree.path

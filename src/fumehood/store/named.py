@@ -120,7 +120,7 @@ class Workspaces:
         if "/" in root:
             tree.tree_at(os.path.realpath(root))
         elif root not in ("", HOST, ALPINE):
-            tree.find(tree.collection(self._places.data), root)
+            tree.find(tree.trees_directory(self._places.data), root)
         if workspace.network and workspace.network not in _NETWORKS:
             raise BadRequest(f"there is no network rule {workspace.network!r}", hint=f"one of: {', '.join(_NETWORKS)}")
         pairs: tuple[tuple[Any, Any], ...] = workspace.environment  # programs may pass values of any type

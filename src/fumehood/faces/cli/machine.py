@@ -26,7 +26,7 @@ from fumehood.faces.cli.commands import (  # fmt: skip
 from fumehood.faces.cli.output import COMMAND_WIDTH, Paint, ask_yes_no, whole_number
 from fumehood.faces.cli.screen import Progress, show_progress
 from fumehood.linux import doctor
-from fumehood.rootfs.tree import Installed, mark_of
+from fumehood.rootfs.tree import Installed, read_mark
 from fumehood.service import recover
 from fumehood.service.clean import DAYS, NAMED, Freed, clean
 from fumehood.service.explain import Examination, examined
@@ -91,7 +91,7 @@ def _rootfs(context: Context) -> int:
     trees, current = root_trees.installed_and_current(store)
 
     def entry(tree: Installed) -> dict[str, object]:
-        mark = mark_of(tree.path)
+        mark = read_mark(tree.path)
         return {
             "name": tree.name, "version": tree.version, "path": tree.path, "current": tree.name == current,
             "tier": mark.tier, "packages": list(mark.packages),
@@ -219,7 +219,7 @@ def _workspace_entry(context: Context, workspace: Workspace) -> dict[str, Any]:
     base = layer.base if layer is not None else ""
     return {
         **workspace.fields(), "environment": dict(workspace.environment), "size": size_of(workspace.path),
-        "layer": {"base": base, "size": size_of(f"{layer.at}/upper")} if layer is not None and base else None,
+        "layer": {"base": base, "size": size_of(layer.upper)} if layer is not None and base else None,
     }  # fmt: skip
 
 
