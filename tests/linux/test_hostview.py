@@ -279,7 +279,7 @@ def services(monkeypatch, test_directory):
     place.mkdir()
     for module in (survey, blocked):
         monkeypatch.setattr(module, "SERVICES", (str(place),))
-    monkeypatch.setattr(survey, "_OPEN_IN_SERVICES", (str(place / "log"),))
+    monkeypatch.setattr(survey, "_SHOWN_TO_ROOT", (str(place / "log"),))
     monkeypatch.setattr(survey, "_DEEPEST", str(place).count("/") + 2)
     return place
 

@@ -36,7 +36,7 @@ from fumehood.linux.probe import (
     install_line,
     kernel_setting,
 )
-from fumehood.linux.survey import fault_of
+from fumehood.linux.survey import device_fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def examine_devices(paths: Sequence[str]) -> list[Ability]:
     """Report on the devices that the configuration names: whether they exist, and who may use them."""
     abilities = []
     for path in paths:
-        detail, fix = fault_of(path), ""
+        detail, fix = device_fault(path), ""
         if not detail and not os.access(path, os.R_OK | os.W_OK):
             status = os.stat(path)
             group = group_name(status.st_gid) if status.st_mode & 0o060 == 0o060 else ""

@@ -200,9 +200,9 @@ def _suspect(
 
     output = run.stderr or run.stdout
     for path in missing_devices(output):
-        from fumehood.linux.survey import fault_of
+        from fumehood.linux.survey import device_fault
 
-        fault = fault_of(path)
+        fault = device_fault(path)
         if path in policy.devices and fault:
             blocked.append(Blocked(what="device", detail=path, hint=f"it is named in the configuration, but {fault}"))
         elif path not in policy.devices and not fault:

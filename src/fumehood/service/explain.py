@@ -25,7 +25,7 @@ from fumehood.linux.launch import owner_of
 from fumehood.linux.mounts import Seal
 from fumehood.linux.probe import FIX, Host, read_text
 from fumehood.linux.streams import RECORD_LIMIT
-from fumehood.linux.survey import fault_of
+from fumehood.linux.survey import device_fault
 from fumehood.service import layers as layering
 from fumehood.service.blocked import failed_on
 from fumehood.service.hood import Caller, Hood
@@ -206,7 +206,7 @@ def remarks(path: str, checked: CheckedConfiguration) -> tuple[Complaint, ...]:
 
 
 def _of_device(path: str) -> tuple[str, str]:
-    fault = fault_of(path)
+    fault = device_fault(path)
     if not fault and not os.access(path, os.R_OK | os.W_OK):
         return "it is closed to you, and so to your commands", "fumehood doctor says to whom it is open"
     return fault, ""
@@ -218,7 +218,7 @@ def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
     if not own.startswith("/"):
         return _of_relative(own, [each.rstrip("/").removeprefix("./") for each in policy.mask])
     if is_in(own, FRESH):
-        hint = f'devices = ["{own}"]' if is_in(own, ("/dev",)) and not fault_of(own) else ""
+        hint = f'devices = ["{own}"]' if is_in(own, ("/dev",)) and not device_fault(own) else ""
         return "every command has its own, and none of the host's", hint
     if policy.root != HOST and not (project and is_in(own, (project,))):
         return f"no path of the host's is in the root {policy.root}", "run with --root host"

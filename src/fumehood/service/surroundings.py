@@ -404,11 +404,11 @@ class Surroundings:
 
         tree, paths = world.tree, self._policy.devices
         if tree is None:
-            return [*survey.shown_devices(paths), *survey.described_devices(paths)]
+            return [*survey.shown_devices(paths), *survey.device_descriptions(paths)]
         # In a directory that commands can write, there may be a link at this place.
         if tree.guarded or os.path.islink(f"{tree.path}/sys") or not os.path.isdir(f"{tree.path}/sys"):
             return survey.shown_devices(paths)
-        return [*survey.shown_devices(paths), Tmpfs(target="/sys", is_sealed=True), *survey.described_devices(paths)]
+        return [*survey.shown_devices(paths), Tmpfs(target="/sys", is_sealed=True), *survey.device_descriptions(paths)]
 
     def _name_mounts(self, world: World, *, shares_network: bool, is_offline: bool) -> Sequence[Operation]:
         """Return the mounts that decide which name server programs ask."""
