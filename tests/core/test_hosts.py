@@ -39,7 +39,7 @@ from fumehood.errors import BadRequest
     ],
 )
 def test_a_rule_allows_what_it_names(rule, host, port):
-    assert Hosts([rule]).allow(canonical_host(host), port)
+    assert Hosts([rule]).allows(canonical_host(host), port)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_a_rule_allows_what_it_names(rule, host, port):
     ],
 )
 def test_a_rule_allows_nothing_else(rule, host, port):
-    assert not Hosts([rule]).allow(canonical_host(host), port)
+    assert not Hosts([rule]).allows(canonical_host(host), port)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_addresses_that_are_not_public_are_known_however_they_are_wrapped(addres
 
 def test_localhost_names_this_machine_and_a_star_does_not():
     own = ipaddress.ip_address("127.0.0.1")
-    assert Hosts(["localhost:80"]).name_address(own, 80)
-    assert not Hosts(["localhost:80"]).name_address(own, 81)
-    assert not Hosts(["*", "*.example.org", "example.org"]).name_address(own, 80)
+    assert Hosts(["localhost:80"]).names_address(own, 80)
+    assert not Hosts(["localhost:80"]).names_address(own, 81)
+    assert not Hosts(["*", "*.example.org", "example.org"]).names_address(own, 80)
 
 
 def test_without_a_wish_there_is_no_network():

@@ -333,5 +333,5 @@ def decide_network(mode: str, hosts: tuple[str, ...], policy: Policy) -> Network
     all_hosts = tuple(dict.fromkeys([*policy.hosts, *(rule.text for rule in requested)]))
     return Network(
         mode=HOSTS if all_hosts else NONE, hosts=all_hosts, asks=policy.network == ASK,
-        to_ask=tuple(rule.text for rule in requested if not granted.cover(rule)),
+        to_ask=tuple(rule.text for rule in requested if not granted.covers(rule)),
     )  # fmt: skip

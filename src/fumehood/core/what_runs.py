@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from fumehood.core.shell import BEFORE, is_assignment
+from fumehood.core.shell import WORDS_BEFORE_PROGRAM, is_assignment
 from fumehood.core.value import word_set
 from fumehood.errors import BadRequest
 
@@ -36,7 +36,7 @@ _RUNNERS_WITHOUT_RUN = ("deno", "bun")
 _LAUNCHERS = word_set(
     "env nice ionice nohup setsid stdbuf timeout sudo xargs parallel exec npx bunx -exec -execdir -ok -okdir"
 )
-_SKIPPED_WORDS = BEFORE - _LAUNCHERS | {"exec"}
+_SKIPPED_WORDS = WORDS_BEFORE_PROGRAM - _LAUNCHERS | {"exec"}
 # Options whose value is the next word; options whose value is a number are not needed.
 _OPTIONS_WITH_VALUE = word_set(
     """--with --with-editable --with-requirements --extra --group --only-group --no-group --env-file

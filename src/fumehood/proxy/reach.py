@@ -60,7 +60,7 @@ class Outbound:
         """
         entry.host, entry.port = host, port
         name = with_port(host, port)
-        if not self.hosts.allow(host, port):
+        if not self.hosts.allows(host, port):
             refusal = NOT_GRANTED if self._refusal is None else self._refusal(name)
             if refusal:
                 raise Denied(refusal)
@@ -123,7 +123,7 @@ class Outbound:
 
     def _objection(self, address: Address, port: int) -> str:
         """Return which kind of address this is, if it must be granted itself and was not; else ""."""
-        if self.hosts.name_address(address, port):
+        if self.hosts.names_address(address, port):
             return ""
         kind = special_kind(address)
         if kind:

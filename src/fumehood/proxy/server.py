@@ -414,7 +414,7 @@ class Proxy:
             return False
         # At a granted address, a client may ask for any host that is granted too.
         is_address = host[-1].isdigit() or ":" in host
-        return asked_host == host or (is_address and self._outbound.hosts.allow(asked_host, port))
+        return asked_host == host or (is_address and self._outbound.hosts.allows(asked_host, port))
 
 
 def _shut(connection: socket.socket, side: int) -> None:

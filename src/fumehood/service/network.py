@@ -8,7 +8,7 @@ import threading
 import time
 
 from fumehood.core.environment import own_proxy_settings, proxy_variables
-from fumehood.core.hosts import DNS, direct_ports, forwards, names_for_proxy, proxy_port
+from fumehood.core.hosts import DNS_PORT, direct_ports, forwards, names_for_proxy, proxy_port
 from fumehood.core.policy import FULL, HOSTS, Network
 from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE, Decision
 from fumehood.core.report import NOT_GRANTED, SAID_NO, Blocked, Connection, Run
@@ -238,7 +238,7 @@ class NetworkAccess:
 
     @property
     def _listener_places(self) -> tuple[tuple[str, int], ...]:
-        return (*self.listen, *((address, DNS) for address in self.resolvers))
+        return (*self.listen, *((address, DNS_PORT) for address in self.resolvers))
 
     def without_served(self, plan: Plan) -> Plan:
         """Return the plan without the listeners that are already served."""
@@ -247,7 +247,7 @@ class NetworkAccess:
             served = {each.getsockname()[:2] for each in self._shared_listeners}
         return plan.replace(
             listen=tuple(each for each in plan.listen if each not in served),
-            resolvers=tuple(each for each in plan.resolvers if (each, DNS) not in served),
+            resolvers=tuple(each for each in plan.resolvers if (each, DNS_PORT) not in served),
         )
 
     def serve(self, descriptors: list[int]) -> None:

@@ -168,7 +168,7 @@ def accepted(text: Any, signature: Any, purpose: str, policy: Policy) -> SignedJ
         raise Refused("the job came too late: it was to be begun earlier", hint="send it again")
     allowed = Hosts(policy.fleet.hosts)
     for host in job.hosts:
-        if not allowed.cover(parse_host(host)):
+        if not allowed.covers(parse_host(host)):
             raise Refused(f"{host} is not among the hosts that jobs may ask for", hint="fleet.hosts of the worker")
     if job.root not in policy.fleet.roots:
         raise Refused(f"{job.root} is not among the roots that jobs may ask for", hint="fleet.roots of the worker")
