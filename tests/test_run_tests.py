@@ -39,7 +39,7 @@ def python(code: str, path: str) -> str:
 
 def provided(folder: Path, *, is_root: bool) -> list[str]:
     """What is said where only these programs are there."""
-    return python(f"import run_tests; run_tests.provide(is_root={is_root})", str(folder)).splitlines()
+    return python(f"import run_tests; run_tests.install_missing_tools(is_root={is_root})", str(folder)).splitlines()
 
 
 def test_root_has_what_is_missing_installed(folder: Path) -> None:
@@ -97,13 +97,13 @@ def test_wrong():
 TWO_TRIES = """
 import sys, run_tests
 from pathlib import Path
-place = run_tests.Place("somebody", [sys.executable], Path(sys.argv[1]), None)
-taken = iter([[0] * 8, [50] * 7 + [int(sys.argv[2])]])
-run_tests.Taken._times = staticmethod(lambda: next(taken))
-began = run_tests.Taken()
-with run_tests.Running(place, run_tests.AGAIN, run_tests.Selection("", ["test_some.py"])) as running:
-    one = began.tried_again(place, running.ended())
-print("ended", one.status, *one.failures)
+tester = run_tests.Tester("somebody", [sys.executable], Path(sys.argv[1]), None)
+times = iter([[0] * 8, [50] * 7 + [int(sys.argv[2])]])
+run_tests.MachineTime._times = staticmethod(lambda: next(times))
+machine = run_tests.MachineTime()
+with run_tests.PytestRun(tester, run_tests.RETRY, run_tests.Selection("", ["test_some.py"])) as run:
+    result = machine.retry_if_stolen(tester, run.wait())
+print("ended", result.status, *result.failure_lines)
 """
 
 

@@ -1,7 +1,7 @@
-"""Run the test suite; for root, run what can differ again as an ordinary user, beside it.
+"""Run the test suite. Root also runs the tests that can differ for an ordinary user as one, at the same time.
 
-To root and to an ordinary user the kernel is not the same: other mount options, attributes and refusals. With
---installs or --long, those tests that make environments and install programs, or that take seconds each; otherwise both
+The kernel treats root and an ordinary user differently: other mount options, attributes and refusals. --installs runs
+the tests that make environments and install programs, --long those that take seconds each; without these options, both
 are left out.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
-sys.dont_write_bytecode = True  # in the checkout, which tests compare and copy
+sys.dont_write_bytecode = True  # tests compare and copy the checkout
 from second_user import (  # noqa: E402
     CHECKOUT,
     SCRATCH,
@@ -34,20 +34,21 @@ from second_user import (  # noqa: E402
 CLONE_NEWNS = 0x20000
 MS_REC, MS_PRIVATE = 0x4000, 1 << 18
 NO_TESTS_SELECTED = 5
-# Which tests, as marks: those of an option, and without one all others.
-KINDS = {"--installs": "installs", "--long": "long and not installs"}
+# The marks of the tests that an option runs; without an option, all other tests run.
+MARKS_BY_OPTION = {"--installs": "installs", "--long": "long and not installs"}
 ORDINARY = "not installs and not long"
-# Known to tests/conftest.py: some tests want the machine for themselves.
+# Parts of a pass, which tests/conftest.py knows: some tests need the machine for themselves.
 TOGETHER, ALONE = "together", "alone"
 HALVES = ("together, first half", "together, second half")  # of the files
-ASKED_FOR = ("together, as asked for",)
-AGAIN = ""  # whichever are named
-# Where others took so much of the machine's time, what failed may only have been late: a few are tried again, alone.
-MUCH_TAKEN, FEW = 0.1, 30
-WORKERS = 1 + max(2, len(os.sched_getaffinity(0)))  # more are no quicker; besides, an ordinary user has two
+REQUESTED = ("together, as requested",)  # by the arguments
+RETRY = ""  # all tests that are named
+# If others took this share of the machine's time, tests may have failed only because they were late. Then up to so many
+# are tried again, alone.
+STOLEN_SHARE, MAX_RETRIED = 0.1, 30
+WORKERS = 1 + max(2, len(os.sched_getaffinity(0)))  # more are not faster; the ordinary user has two in addition
 GRACE_S = 15
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-# Program to look for: the Debian package that has it, and what is not tried without it.
+# Each program that tests need: its Debian package, and what is not tested without it.
 SYSTEM_TOOLS = {
     "busybox": ("busybox-static", "attacks and commands in a root tree of their own"),
     "bwrap": ("bubblewrap", "the system's own bubblewrap beside the bundled one"),
@@ -67,107 +68,107 @@ SYSTEM_TOOLS = {
     "umoci": ("umoci", "whether other tools read our bundles"),
 }
 DISK_BYTES = 2 << 30
-SEED = "00000000-0000-4000-8000-000000000003"  # decides the order of names in a directory: the same in every run
+SEED = "00000000-0000-4000-8000-000000000003"  # so that names in a directory have the same order in every run
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One run of pytest: by whom, how it ended, its closing line, the lines that name what failed, and their ids."""
+    """The result of one run of pytest: who ran it, its exit status, its last line, and the tests that failed."""
 
     name: str
     status: int
-    closing: str
-    failures: tuple[str, ...] = ()
-    failed: tuple[str, ...] = ()
+    last_line: str
+    failure_lines: tuple[str, ...] = ()  # that name the failed tests
+    failed_tests: tuple[str, ...] = ()  # their ids
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run one pass, or two for root; fail if any fails."""
-    wanted = next((KINDS[argument] for argument in arguments if argument in KINDS), ORDINARY)
-    arguments = [argument for argument in arguments if argument not in KINDS]
-    # So that the set-up is taken back: the user, the copy, the device's mode. In the background, Ctrl-C is ignored.
+    marks = next((MARKS_BY_OPTION[each] for each in arguments if each in MARKS_BY_OPTION), ORDINARY)
+    arguments = [each for each in arguments if each not in MARKS_BY_OPTION]
+    # So that the user, the copy and the device's mode are cleaned up. In the background, Python ignores Ctrl-C.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     must_run = os.environ.get("FUMEHOOD_TESTS_MUST_RUN") == "1"
     is_root = os.geteuid() == 0
-    provide(is_root=is_root)
+    install_missing_tools(is_root=is_root)
     obstacle = why_no_second_user() if is_root else None
     if obstacle is not None:
         print(f"root only, not again as an ordinary user: {obstacle}", flush=True)
-    if is_root and wanted != KINDS["--installs"]:
+    if is_root and marks != MARKS_BY_OPTION["--installs"]:
         put_scratch_in_memory()
     if is_root and obstacle is None:
-        passes = as_two_users(wanted, arguments)
+        passes = run_as_two_users(marks, arguments)
     else:
-        passes = as_one_user("root" if is_root else "this user", wanted, arguments)
+        passes = run_as_one_user("root" if is_root else "this user", marks, arguments)
     if obstacle is not None and must_run:
         passes.append(Pass("an ordinary user", 1, f"every test must run here, but {obstacle}"))
-    return summed_up(passes, selected=bool(arguments) or wanted != ORDINARY)
+    return print_summary(passes, selected=bool(arguments) or marks != ORDINARY)
 
 
-def summed_up(passes: Sequence[Pass], *, selected: bool) -> int:
-    """Print how every pass ended, what failed last; return the status of the whole."""
+def print_summary(passes: Sequence[Pass], *, selected: bool) -> int:
+    """Print how every pass ended, and then what failed; return the exit status of the whole."""
     print()
-    for one in passes:
-        print(f"as {one.name}: {one.closing}")
-    for one in passes:
-        for line in one.failures:
-            print(f"as {one.name}: {line}")
-    if all(one.status == NO_TESTS_SELECTED for one in passes):
+    for each in passes:
+        print(f"as {each.name}: {each.last_line}")
+    for each in passes:
+        for line in each.failure_lines:
+            print(f"as {each.name}: {line}")
+    if all(each.status == NO_TESTS_SELECTED for each in passes):
         return NO_TESTS_SELECTED
-    # Few of the tests that were asked for are among those that run alone, or again.
+    # If a person selected tests, perhaps none of them runs alone, or as an ordinary user too.
     harmless = {0, NO_TESTS_SELECTED} if selected else {0}
-    return next((one.status for one in passes if one.status not in harmless), 0)
+    return next((each.status for each in passes if each.status not in harmless), 0)
 
 
-def as_one_user(name: str, wanted: str, arguments: Sequence[str]) -> list[Pass]:
-    """Run the tests, then those that want the machine for themselves."""
-    here = Place(name, [sys.executable], CHECKOUT, None)
-    began = Taken()
-    everything = Selection(wanted, arguments)
-    here.compile(everything).wait()
-    with Running(here, TOGETHER, everything) as running:
-        together = running.ended()
-    with Running(here, ALONE, replace(everything, one_of=ALONE)) as running:
-        return [began.tried_again(here, one) for one in (together, running.ended())]
+def run_as_one_user(name: str, marks: str, arguments: Sequence[str]) -> list[Pass]:
+    """Run the tests, then those that need the machine for themselves."""
+    tester = Tester(name, [sys.executable], CHECKOUT, None)
+    machine = MachineTime()
+    selection = Selection(marks, arguments)
+    tester.compile(selection).wait()
+    with PytestRun(tester, TOGETHER, selection) as run:
+        together = run.wait()
+    with PytestRun(tester, ALONE, replace(selection, any_mark=ALONE)) as run:
+        return [machine.retry_if_stolen(tester, each) for each in (together, run.wait())]
 
 
-def as_two_users(wanted: str, arguments: Sequence[str]) -> list[Pass]:
-    """Run the tests as root and beside them, as an ordinary user, those that can differ for one."""
-    again = Selection(f"{wanted} and (namespaces and not once or ordinary)", arguments, "namespaces|ordinary")
-    everything = Selection(wanted, arguments)
-    here = Place("root", [sys.executable], CHECKOUT, None)
-    began = Taken()
+def run_as_two_users(marks: str, arguments: Sequence[str]) -> list[Pass]:
+    """Run the tests as root, and at the same time, as an ordinary user, those that can differ for one."""
+    of_root = Selection(marks, arguments)
+    of_user = Selection(f"{marks} and (namespaces and not once or ordinary)", arguments, "namespaces|ordinary")
+    root = Tester("root", [sys.executable], CHECKOUT, None)
+    machine = MachineTime()
     with ExitStack() as stack:
-        here.compile(everything).wait()
-        first = stack.enter_context(Running(here, TOGETHER, everything))
+        root.compile(of_root).wait()
+        root_run = stack.enter_context(PytestRun(root, TOGETHER, of_root))
         account, copy = stack.enter_context(second_user())
         compiled = lend_compiled(copy, account)
-        there = Place(f"an ordinary user (uid {account.uid})", ["sh", "tools/python"], copy, account, compiled)
-        beside = []
-        for number, part in enumerate(ASKED_FOR if arguments else HALVES):
-            # What they say is kept until the first has ended.
-            kept = stack.enter_context(tempfile.TemporaryFile())
-            mounts_of_our_own()
-            beside.append(stack.enter_context(Running(there, part, replace(again, half=number), kept)))
-        passes = [first.ended(), *(half.ended() for half in beside)]
-        # These two want the machine for themselves, but there is room for both: much of each is waiting.
-        kept = stack.enter_context(tempfile.TemporaryFile())
-        last = stack.enter_context(Running(there, ALONE, replace(again, one_of=ALONE), kept))
-        with Running(here, ALONE, replace(everything, one_of=ALONE)) as running:
-            passes.append(running.ended())
-        passes.append(last.ended())
-        places = [here, *[there] * len(beside), here, there]
-        passes = [began.tried_again(place, one) for place, one in zip(places, passes, strict=True)]
-        # An account that was there before may have work of its own.
+        user = Tester(f"an ordinary user (uid {account.uid})", ["sh", "tools/python"], copy, account, compiled)
+        user_runs = []
+        for number, part in enumerate(REQUESTED if arguments else HALVES):
+            # The output is kept in a file until root's run has ended.
+            output = stack.enter_context(tempfile.TemporaryFile())
+            unshare_mounts()
+            user_runs.append(stack.enter_context(PytestRun(user, part, replace(of_user, half=number), output)))
+        passes = [root_run.wait(), *(each.wait() for each in user_runs)]
+        # These two need the machine for themselves, but both can run at once, because much of each is waiting.
+        output = stack.enter_context(tempfile.TemporaryFile())
+        user_alone = stack.enter_context(PytestRun(user, ALONE, replace(of_user, any_mark=ALONE), output))
+        with PytestRun(root, ALONE, replace(of_root, any_mark=ALONE)) as root_alone:
+            passes.append(root_alone.wait())
+        passes.append(user_alone.wait())
+        testers = [root, *[user] * len(user_runs), root, user]
+        passes = [machine.retry_if_stolen(tester, each) for tester, each in zip(testers, passes, strict=True)]
+        # An account that existed before may have processes of its own.
         left = end_processes_of(account.uid) if account.is_ours else []
     if left:
-        passes.append(Pass(there.name, 1, f"processes left behind: {', '.join(left)}"))
+        passes.append(Pass(user.name, 1, f"processes left behind: {', '.join(left)}"))
     return passes
 
 
-class Taken:
-    """How much of the machine's time others have taken from now on: those that share the hardware with it."""
+class MachineTime:
+    """Measures how much of this machine's time others take from now on, who share its hardware."""
 
     def __init__(self) -> None:
         self._began = self._times()
@@ -175,31 +176,32 @@ class Taken:
     @staticmethod
     def _times() -> list[int]:
         words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
-        return [int(word) for word in words[1:9]]  # the last is what was taken
+        return [int(word) for word in words[1:9]]  # the last is the time that others took
 
-    def tried_again(self, place: "Place", one: Pass) -> Pass:
-        """Return how a pass ended; with what a few tests said at a second try where the machine was taken away."""
-        spent = [now - then for now, then in zip(self._times(), self._began, strict=True)]
+    def retry_if_stolen(self, tester: "Tester", result: Pass) -> Pass:
+        """Return the result of a pass. If others took much of the machine's time, try a few failed tests again."""
+        spent = [now - before for now, before in zip(self._times(), self._began, strict=True)]
         share = spent[-1] / max(1, sum(spent))
-        if not one.failed or len(one.failed) > FEW or share < MUCH_TAKEN:
-            return one
+        if not result.failed_tests or len(result.failed_tests) > MAX_RETRIED or share < STOLEN_SHARE:
+            return result
         print(f"\nothers took {share:.0%} of this machine's time: what failed is tried again, alone", flush=True)
-        with Running(place, AGAIN, Selection("", one.failed)) as running:
-            second = running.ended()
-        return Pass(one.name, second.status, f"{one.closing}; tried again: {second.closing}", second.failures)
+        with PytestRun(tester, RETRY, Selection("", result.failed_tests)) as run:
+            second = run.wait()
+        last_line = f"{result.last_line}; tried again: {second.last_line}"
+        return Pass(result.name, second.status, last_line, second.failure_lines)
 
 
 def put_scratch_in_memory() -> None:
-    """Mount an ext4 in memory where the tests' files go, if the disk's is one: half their time was the disk's.
+    """If the disk of the tests' files is an ext4, mount one in memory there: the disk took half of their time.
 
-    Nobody else sees it, and it goes with us. Where it can't be had, the tests use the disk.
+    Nobody else sees the mount, and it ends with this process. If it can't be made, the tests use the disk.
     """
     kind = subprocess.run(["stat", "-f", "-c", "%T", SCRATCH], check=False, capture_output=True, text=True).stdout
     needed = (str(CHECKOUT), sys.prefix, sys.base_prefix, os.path.expanduser("~"), tempfile.gettempdir())
     is_in_use = any(path.startswith(f"{SCRATCH}/") for path in needed)
     if kind != "ext2/ext3\n" or is_in_use or available_memory() < 2 * DISK_BYTES:
         return
-    mounts_of_our_own()
+    unshare_mounts()
     image = f"{SCRATCH}/image"
     for step in (
         ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tests", SCRATCH],
@@ -216,23 +218,24 @@ def put_scratch_in_memory() -> None:
 
 
 def available_memory() -> int:
-    """How many bytes programs could use now."""
+    """Return how many bytes of memory programs could use now."""
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     return int(lines["MemAvailable"].split()[0]) * 1024
 
 
-def mounts_of_our_own() -> None:
-    """Leave the mounts we have for a copy: who mounts something is in the way of others' commands for a moment.
+def unshare_mounts() -> None:
+    """Enter a new mount namespace, for the processes that are started next.
 
-    What is started next has these to itself. Root's tests can do so themselves.
+    Each mount delays the commands of all others in the same namespace for a moment. Root's tests can unshare their
+    mounts themselves.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None):
-        print(f"no mounts of our own: {os.strerror(ctypes.get_errno())}", flush=True)
+        print(f"no mount namespace of our own: {os.strerror(ctypes.get_errno())}", flush=True)
 
 
-def provide(*, is_root: bool) -> None:
-    """Install what the tests need, as root with a package manager; else say what is missing, and what for."""
+def install_missing_tools(*, is_root: bool) -> None:
+    """Install what the tests need, as root with a package manager; else print what is missing, and what needs it."""
     missing = [tool for tool in SYSTEM_TOOLS if shutil.which(tool) is None]
     packages = [SYSTEM_TOOLS[tool][0] for tool in missing]
     has_manager = shutil.which("apt-get") is not None
@@ -250,11 +253,11 @@ def provide(*, is_root: bool) -> None:
 
 
 def install(packages: Sequence[str]) -> str:
-    """Install packages; returns "" or the last line that the package manager said."""
+    """Install packages; return "", or the last line of the package manager's output if it failed."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     wait_for_others = ["-o", "DPkg::Lock::Timeout=300"]
     options = ["install", "-y", "-qq", "--no-install-recommends", *packages]
-    # A list of packages that can't be had anew may still do.
+    # If the update fails, the packages may still be found by the old lists.
     subprocess.run(["apt-get", *wait_for_others, "update", "-qq"], check=False, env=environment, capture_output=True)
     done = subprocess.run(
         ["apt-get", *wait_for_others, *options], check=False, env=environment, stdin=subprocess.DEVNULL,
@@ -267,8 +270,8 @@ def install(packages: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where and by whom tests are run."""
+class Tester:
+    """A user who runs tests, with a Python and a checkout."""
 
     name: str
     python: Sequence[str]
@@ -277,15 +280,17 @@ class Place:
     compiled: str = f"{sys.prefix}/pycache"
 
     def environment(self) -> dict[str, str]:
-        """The user's own, with what was compiled kept: to prepare the tests takes longer than many of them."""
+        """Return the user's environment variables.
+
+        Compiled files are kept, because compiling the tests takes longer than many of them. They are not kept in the
+        checkout: it may be read-only, and in the hood every file that is left in it is a change to review.
+        """
+        common = {"PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": self.compiled}
         if self.account is not None:
-            own = self.account.environment() | {"FUMEHOOD_TESTS_AGAIN": "1"}
-            return own | {"PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": self.compiled}
+            return self.account.environment() | {"FUMEHOOD_TESTS_AGAIN": "1"} | common
         own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-        # The interpreter itself: a version manager's stand-in, a script, takes a tenth of a second to find it.
-        path = f"{sys.base_prefix}/bin:{os.environ.get('PATH', os.defpath)}"
-        # Not in the checkout: it may be read-only, and in the hood every file left in it is a change to review.
-        return own | {"PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": self.compiled}
+        # The interpreter itself, because a version manager's script takes a tenth of a second to find it.
+        return own | {"PATH": f"{sys.base_prefix}/bin:{os.environ.get('PATH', os.defpath)}"} | common
 
     def pytest(self, arguments: Sequence[str], output: int | IO[bytes], **variables: str) -> subprocess.Popen[bytes]:
         """Start pytest."""
@@ -300,74 +305,73 @@ class Place:
         )
 
     def compile(self, selection: "Selection") -> subprocess.Popen[bytes]:
-        """Begin to load the tests: to compile them takes far longer than that, and each worker would do it."""
-        return self.pytest(["--collect-only", "-q", *selection.of(self.cwd)], subprocess.DEVNULL)
+        """Start a process that loads the tests, so that they are compiled once: each worker would compile them."""
+        return self.pytest(["--collect-only", "-q", *selection.pytest_arguments(self.cwd)], subprocess.DEVNULL)
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which tests: an expression of marks, and what the person asked for."""
+    """Which tests to run: an expression of marks, and the arguments of the person."""
 
     marks: str
     arguments: Sequence[str]
-    one_of: str = ""  # marks, of which each has one
-    half: int | None = None  # of the files
+    any_mark: str = ""  # marks, separated by |: only files with one of them are loaded
+    half: int | None = None  # of these files
 
-    def of(self, checkout: Path) -> list[str]:
-        """Arguments for pytest; to load the files without such a test would take longer than many a test."""
-        if self.arguments or not self.one_of:
+    def pytest_arguments(self, checkout: Path) -> list[str]:
+        """Return the arguments for pytest. They name files, because loading all files would take long."""
+        if self.arguments or not self.any_mark:
             return ["-m", self.marks, *self.arguments]
-        mark = re.compile(rf"mark\.({self.one_of})\b")
-        found = [file for file in (checkout / "tests").rglob("test_*.py") if mark.search(file.read_text())]
-        # As much in one half as in the other.
-        found.sort(key=lambda file: (file.stat().st_size, file))
-        return ["-m", self.marks, *map(str, found if self.half is None else found[self.half :: len(HALVES)])]
+        mark = re.compile(rf"mark\.({self.any_mark})\b")
+        files = [file for file in (checkout / "tests").rglob("test_*.py") if mark.search(file.read_text())]
+        files.sort(key=lambda file: (file.stat().st_size, file))  # so that both halves are about as large
+        return ["-m", self.marks, *map(str, files if self.half is None else files[self.half :: len(HALVES)])]
 
 
-class Running:
-    """One run of pytest; its output is shown as it comes, or kept in a file until it has ended."""
+class PytestRun:
+    """One run of pytest. Its output is shown as it comes, or kept in the file `output` until the run has ended."""
 
-    def __init__(self, place: Place, part: str, selection: Selection, kept: IO[bytes] | None = None) -> None:
-        # An ordinary user's workers would all have the same mounts.
+    def __init__(self, tester: Tester, part: str, selection: Selection, output: IO[bytes] | None = None) -> None:
+        # An ordinary user's workers would all share one mount namespace, so that user has none.
         workers = WORKERS if part == TOGETHER else 0
-        self._kept = kept
-        self._failed = tempfile.NamedTemporaryFile("r+", prefix=TEMPORARY)  # noqa: SIM115 - closed at the end
-        if place.account is not None:
-            os.chown(self._failed.name, place.account.uid, place.account.gid)
-        self._name = place.name if part == TOGETHER else f"{place.name}, {part or 'again'}"
+        self._output = output
+        self._failed_tests = tempfile.NamedTemporaryFile("r+", prefix=TEMPORARY)  # noqa: SIM115 - closed at the end
+        if tester.account is not None:
+            os.chown(self._failed_tests.name, tester.account.uid, tester.account.gid)
+        self._name = tester.name if part == TOGETHER else f"{tester.name}, {part or 'again'}"
         options = ["--dist=worksteal", f"-n{workers}", *(["--color=yes"] if sys.stdout.isatty() else [])]
-        print(f"\nas {self._name}" + (", beside" if kept else ""), flush=True)
-        self._process = place.pytest(
-            [*options, *selection.of(place.cwd)],
-            subprocess.PIPE if kept is None else kept,
+        print(f"\nas {self._name}" + (", beside" if output else ""), flush=True)
+        self._process = tester.pytest(
+            [*options, *selection.pytest_arguments(tester.cwd)],
+            subprocess.PIPE if output is None else output,
             FUMEHOOD_TESTS_PART=part.partition(",")[0],
-            FUMEHOOD_TESTS_FAILED=self._failed.name,
+            FUMEHOOD_TESTS_FAILED=self._failed_tests.name,
         )
 
-    def __enter__(self) -> "Running":
+    def __enter__(self) -> "PytestRun":
         return self
 
-    def ended(self) -> Pass:
-        """Show what it says until it has ended."""
-        if self._kept is not None:
+    def wait(self) -> Pass:
+        """Show the output until the run has ended, and return the result."""
+        if self._output is not None:
             self._process.wait()
-            self._kept.seek(0)
+            self._output.seek(0)
             print(f"\nas {self._name}", flush=True)
-        source = self._kept or self._process.stdout
+        source = self._output or self._process.stdout
         assert source is not None
-        said = b""
+        printed = b""
         while chunk := os.read(source.fileno(), 65536):
             sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
-            said = (said + chunk)[-262144:]
+            printed = (printed + chunk)[-262144:]
         status = self._process.wait()
-        lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
-        failures = tuple(line for line in lines if ESCAPE.sub("", line).startswith(("FAILED ", "ERROR ")))
-        closing = lines[-1] if lines else "pytest printed nothing"
-        return Pass(self._name, status, closing, failures, tuple(dict.fromkeys(self._failed.read().splitlines())))
+        lines = [line for line in printed.decode(errors="replace").splitlines() if line.strip()]
+        failure_lines = tuple(line for line in lines if ESCAPE.sub("", line).startswith(("FAILED ", "ERROR ")))
+        failed_tests = tuple(dict.fromkeys(self._failed_tests.read().splitlines()))
+        return Pass(self._name, status, lines[-1] if lines else "pytest printed nothing", failure_lines, failed_tests)
 
     def __exit__(self, *_error: object) -> None:
-        """End it as Ctrl-C does, so that its tests are taken back too, but wait no longer than a moment."""
+        """End the run as Ctrl-C does, so that its tests clean up, but wait only for a moment."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
             try:
@@ -375,7 +379,7 @@ class Running:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._failed.close()
+        self._failed_tests.close()
         if self._process.stdout is not None:
             self._process.stdout.close()
 
