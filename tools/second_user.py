@@ -1,4 +1,4 @@
-"""An ordinary user for the tests of root's, with a copy of the checkout: an account that goes when they have ended."""
+"""An ordinary user with a copy of the checkout, for the tests that root runs: a temporary account."""
 
 import ctypes
 import fcntl
@@ -27,15 +27,15 @@ LOCK = "/run/fumehood-tests.lock"
 CLONE_NEWUSER = 0x10000000
 SCRATCH = "/var/tmp"
 TEMPORARY = "fumehood-second-pass-"
-# Where an ordinary user's tests find directories with files of root's in them; each is used once.
+# The variable that names, for the ordinary user's tests, directories with files of root in them; each is used once.
 MIXED, MIXED_PROJECTS = "FUMEHOOD_TESTS_MIXED", 40
 NOT_COPIED = (".git", "__pycache__", ".hypothesis", ".*_cache", ".venv", "build", "dist", "node_modules")
-# How to reach the package index is the machine's matter, not the user's.
+# Variables about the package index belong to the machine, not to the user.
 PASSED_ON = ("PIP_", "SSL_CERT", "REQUESTS_CA", "HTTP", "http", "NO_PROXY", "no_proxy", "FUMEHOOD_TESTS")
 
 
 def why_no_second_user() -> str | None:
-    """Say why an ordinary user can't run the namespace tests here, or None if one can."""
+    """Return why an ordinary user can't run the namespace tests here, or None if one can."""
     probe = os.fork()
     if probe == 0:
         code = 1
@@ -50,35 +50,35 @@ def why_no_second_user() -> str | None:
             pass
         finally:
             os._exit(code)
-    ended = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1])
-    refused = "an ordinary user can't make user namespaces here"
-    return {0: None, 1: "root can't become another user here"}.get(ended, refused)
+    status = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1])
+    no_namespaces = "an ordinary user can't make user namespaces here"
+    return {0: None, 1: "root can't become another user here"}.get(status, no_namespaces)
 
 
 @dataclass(frozen=True)
 class Account:
-    """Somebody without privileges, with a home of their own."""
+    """A user without privileges, with a home."""
 
     uid: int
     gid: int
     home: Path
-    is_ours: bool
+    is_ours: bool  # made here, or a uid that nobody has
     groups: tuple[int, ...] = ()
 
     def environment(self) -> dict[str, str]:
-        """What a fresh login would have, and the way to the package index."""
+        """Return the variables of a fresh login, and those for the package index."""
         kept = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
         path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         return kept | {"HOME": str(self.home), "PATH": path, "USER": USER, "LOGNAME": USER, "LANG": "C.UTF-8"}
 
     def switch(self) -> dict[str, Any]:
-        """Arguments that make subprocess start something as this account."""
+        """Return the arguments by which subprocess starts a program as this account."""
         return {"user": self.uid, "group": self.gid, "extra_groups": self.groups, "umask": 0o022}
 
 
 @contextmanager
 def second_user() -> Iterator[tuple[Account, Path]]:
-    """An ordinary user, and a copy of the checkout that this user can read."""
+    """Yield an ordinary user, and a copy of the checkout that this user owns."""
     with ExitStack() as stack:
         stack.enter_context(one_at_a_time())
         base = stack.enter_context(temporary_directory())
@@ -89,29 +89,29 @@ def second_user() -> Iterator[tuple[Account, Path]]:
         packages = base / "packages"
         subprocess.run(["cp", "-a", sysconfig.get_path("purelib"), packages], check=True)
         hand_over(base, account)
-        mixed_projects(base / "mixed", account)
-        lend(packages, copy, account)
+        make_mixed_projects(base / "mixed", account)
+        make_environment(packages, copy, account)
         yield account, copy
 
 
-# Makes the environment of a checkout with packages that lie there, and not with some from an index.
+# Makes the environment of a checkout with existing packages, instead of packages from an index.
 WITH_PACKAGES = """
 import os, sys, sysconfig
 checkout, packages = sys.argv[1:]
 sys.path.insert(0, checkout + "/tools")
 import environment
 def install(target, *_):
-    place = sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)})
-    os.rmdir(place)
-    os.rename(packages, place)
+    site_packages = sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)})
+    os.rmdir(site_packages)
+    os.rename(packages, site_packages)
 environment.install = install
 sys.argv[1:] = checkout, "test"
 sys.exit(environment.main())
 """
 
 
-def lend(packages: Path, copy: Path, account: "Account") -> None:
-    """Make the account's environment with our packages; where its Python is another one, it installs its own."""
+def make_environment(packages: Path, copy: Path, account: Account) -> None:
+    """Make the account's environment with our packages; if its Python has another version, it installs its own."""
     environment = account.environment()
     python = shutil.which("python3", path=environment["PATH"])
     question = "import os, sys; print(sys.version_info[:2], os.path.realpath(sys.executable))"
@@ -125,41 +125,40 @@ def lend(packages: Path, copy: Path, account: "Account") -> None:
         subprocess.run(command, check=False, stdout=subprocess.DEVNULL, **options)
 
 
-def lend_compiled(copy: Path, account: "Account") -> str:
-    """Give the account what was compiled of our checkout, packages and library; return where it looks for that.
+def lend_compiled(copy: Path, account: Account) -> str:
+    """Copy our compiled files of checkout, packages and library for the account; return its directory of these files.
 
-    To do it anew takes 20 seconds. Where its Python is another one, nothing of ours is used.
+    To compile them again takes 20 seconds. If the account's Python has another version, it uses none of them.
     """
     environment = next(account.home.glob(".cache/fumehood/venv-test-*"), account.home)
-    ours, theirs = f"{sys.prefix}/pycache", f"{environment}/pycache"
+    own_cache, cache = f"{sys.prefix}/pycache", f"{environment}/pycache"
     library, packages = sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")
-    their_packages = f"{environment}{packages.removeprefix(sys.prefix)}"
-    for here, there in ((CHECKOUT, copy), (packages, their_packages), (library, library)):
-        if os.path.isdir(f"{ours}{here}"):
-            # What is being written has another name yet.
-            written = shutil.ignore_patterns("*.pyc.*")
-            shutil.copytree(f"{ours}{here}", f"{theirs}{there}", dirs_exist_ok=True, ignore=written)
-    # In these, pytest leaves the names of the files as they are, and failures show lines by them.
-    for file in Path(f"{theirs}{copy}").rglob("*-pytest-*.pyc"):
+    account_packages = f"{environment}{packages.removeprefix(sys.prefix)}"
+    unfinished = shutil.ignore_patterns("*.pyc.*")  # files that are still being written
+    for source, target in ((CHECKOUT, copy), (packages, account_packages), (library, library)):
+        if os.path.isdir(f"{own_cache}{source}"):
+            shutil.copytree(f"{own_cache}{source}", f"{cache}{target}", dirs_exist_ok=True, ignore=unfinished)
+    # Files that pytest compiled contain the names of their sources, by which failures show lines.
+    for file in Path(f"{cache}{copy}").rglob("*-pytest-*.pyc"):
         head, code = file.read_bytes()[:16], marshal.loads(file.read_bytes()[16:])  # noqa: S302 - our own
-        file.write_bytes(head + marshal.dumps(at_home(code, str(copy))))
-    hand_over(Path(theirs), account)
-    return theirs
+        file.write_bytes(head + marshal.dumps(moved(code, str(copy))))
+    hand_over(Path(cache), account)
+    return cache
 
 
-def at_home(code: CodeType, checkout: str) -> CodeType:
-    """The code of a file of our checkout as that of the same file of another."""
-    parts = tuple([at_home(part, checkout) if isinstance(part, CodeType) else part for part in code.co_consts])
-    return code.replace(co_filename=code.co_filename.replace(str(CHECKOUT), checkout, 1), co_consts=parts)
+def moved(code: CodeType, checkout: str) -> CodeType:
+    """Return the code of a file of our checkout as code of the same file in another checkout."""
+    constants = tuple([moved(each, checkout) if isinstance(each, CodeType) else each for each in code.co_consts])
+    return code.replace(co_filename=code.co_filename.replace(str(CHECKOUT), checkout, 1), co_consts=constants)
 
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Keep second passes apart: they share an account and a device's mode.
+    """Let only one process at a time have the second user: all share the account and a device's mode.
 
-    A pass that began during another would take the mode it found for the machine's own, and leave it so.
+    A second one would take the mode that the first has set for the machine's own, and set it again at the end.
     """
-    # In /run, where only root can put a name.
+    # In /run, because only root can make files there.
     lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -174,7 +173,7 @@ def one_at_a_time() -> Iterator[None]:
 
 @contextmanager
 def temporary_directory() -> Iterator[Path]:
-    """A directory anybody may enter, not under /tmp, which the sandbox hides."""
+    """Yield a directory that anybody may enter; not under /tmp, which the sandbox hides."""
     base = Path(tempfile.mkdtemp(prefix=TEMPORARY, dir=SCRATCH))
     base.chmod(0o755)
     try:
@@ -185,24 +184,25 @@ def temporary_directory() -> Iterator[Path]:
 
 @contextmanager
 def ordinary_user(home: Path) -> Iterator[Account]:
-    """A real account where one can be made, else a uid that nobody has."""
-    made = False
+    """Yield a real account if one can be made, else a uid that nobody has."""
+    is_made = False
     entry = entry_of(USER)
     if entry is not None and TEMPORARY in entry.pw_dir:
-        # Of a run that was killed: we have the lock.
+        # It is left from a run that was killed: no other is running, because we have the lock.
         end_processes_of(entry.pw_uid, grace_s=0)
         subprocess.run(["userdel", USER], check=False, capture_output=True)
         entry = entry_of(USER)
     if entry is None and shutil.which("useradd") is not None:
         line = ["useradd", "--system", "--user-group", "--no-create-home", "--home-dir", str(home), USER]
-        made = subprocess.run(line, check=False, capture_output=True).returncode == 0
+        is_made = subprocess.run(line, check=False, capture_output=True).returncode == 0
         entry = entry_of(USER)
     home.mkdir(mode=0o700)
     uid, gid = (free_uid(),) * 2 if entry is None else (entry.pw_uid, entry.pw_gid)
     groups = free_gids(2)
-    account = Account(uid, gid, home, is_ours=made or entry is None, groups=groups)
-    if made:
-        # One of the two: what can be mapped and what can't are both to be tried. It goes with the account.
+    account = Account(uid, gid, home, is_ours=is_made or entry is None, groups=groups)
+    if is_made:
+        # Only one of the two groups, so that tests have one that can be mapped and one that can't. It is removed with
+        # the account.
         line = ["usermod", "--add-subgids", f"{groups[0]}-{groups[0]}", USER]
         subprocess.run(line, check=False, capture_output=True)
     try:
@@ -210,12 +210,12 @@ def ordinary_user(home: Path) -> Iterator[Account]:
     finally:
         if account.is_ours:
             end_processes_of(account.uid, grace_s=0)
-        if made:
+        if is_made:
             subprocess.run(["userdel", USER], check=False, capture_output=True)
 
 
 def entry_of(name: str) -> pwd.struct_passwd | None:
-    """The account of that name, if there is one."""
+    """Return the account of this name, or None if there is none."""
     try:
         return pwd.getpwnam(name)
     except KeyError:
@@ -223,38 +223,38 @@ def entry_of(name: str) -> pwd.struct_passwd | None:
 
 
 def free_uid() -> int:
-    """The first uid from 61000 on that has no account: past what distributions hand out."""
-    taken = {entry.pw_uid for entry in pwd.getpwall()}
-    return next(uid for uid in range(61000, 65000) if uid not in taken)
+    """Return the first uid from 61000 on that has no account: distributions give no such uids to users."""
+    used = {entry.pw_uid for entry in pwd.getpwall()}
+    return next(uid for uid in range(61000, 65000) if uid not in used)
 
 
 def free_gids(count: int) -> tuple[int, ...]:
-    """The first group numbers from 61500 on that are nobody's: a process can be in a group without a name."""
-    taken = {entry.gr_gid for entry in grp.getgrall()}
-    return tuple([gid for gid in range(61500, 65000) if gid not in taken][:count])
+    """Return the first gids from 61500 on that are not used: a process can be in a group without a name."""
+    used = {entry.gr_gid for entry in grp.getgrall()}
+    return tuple([gid for gid in range(61500, 65000) if gid not in used][:count])
 
 
-def mixed_projects(place: Path, account: Account) -> None:
-    """Directories of the account's with things of root's in them, for tests to take one each."""
-    place.mkdir()
-    os.chown(place, account.uid, account.gid)
+def make_mixed_projects(directory: Path, account: Account) -> None:
+    """Make directories of the account with files of root in them, one for each test that needs one."""
+    directory.mkdir()
+    os.chown(directory, account.uid, account.gid)
     for number in range(MIXED_PROJECTS):
-        mixed_project(place / str(number), account)
-    sticky_project(place.with_name(f"{place.name}-sticky"), account)
-    shared_project(place.with_name(f"{place.name}-shared"), account)
-    os.environ[MIXED] = str(place)
+        make_mixed_project(directory / str(number), account)
+    make_sticky_project(directory.with_name(f"{directory.name}-sticky"), account)
+    make_shared_project(directory.with_name(f"{directory.name}-shared"), account)
+    os.environ[MIXED] = str(directory)
 
 
-def sticky_project(top: Path, account: Account) -> None:
-    """A directory of root's that the account may write, where it can't take out what is root's."""
+def make_sticky_project(top: Path, account: Account) -> None:
+    """Make a directory of root that the account may write, but from which it can't remove root's files."""
     for path, mode in ((top, 0o3775), (top / "file", 0o664)):
         path.mkdir() if path == top else path.write_text("of root's\n")
         os.chown(path, 0, account.groups[-1])
         path.chmod(mode)
 
 
-def shared_project(top: Path, account: Account) -> None:
-    """A tree of another user's, who shares it with a group of the account's."""
+def make_shared_project(top: Path, account: Account) -> None:
+    """Make a tree of another user, who shares it with a group that the account is in."""
     for name, mode in {
         "": 0o2775, "file": 0o664, "d": 0o2775, "d/gone": 0o664, "d/in": 0o664, "closed": 0o755, "closed/in": 0o644
     }.items():  # fmt: skip
@@ -264,9 +264,9 @@ def shared_project(top: Path, account: Account) -> None:
         path.chmod(mode)
 
 
-def mixed_project(top: Path, account: Account) -> None:
-    """One such directory: only root can leave this there."""
-    shared = account.groups[-1]
+def make_mixed_project(top: Path, account: Account) -> None:
+    """Make a directory of the account with files that only root can put there."""
+    shared_group = account.groups[-1]
     for path, owner, mode in (
         (top, (account.uid, account.gid), 0o755),
         (top / "readable", (0, 0), 0o644),
@@ -276,8 +276,8 @@ def mixed_project(top: Path, account: Account) -> None:
         (top / "closed/file", (0, 0), 0o644),
         (top / "own", (account.uid, account.gid), 0o755),
         (top / "own/private", (0, 0), 0o700),
-        (top / "shared", (0, shared), 0o2775),
-        (top / "shared/file", (0, shared), 0o664),
+        (top / "shared", (0, shared_group), 0o2775),
+        (top / "shared/file", (0, shared_group), 0o664),
     ):
         if path.name in ("readable", "secret", "file"):
             path.write_text(f"{path.name} of root's\n")
@@ -289,7 +289,7 @@ def mixed_project(top: Path, account: Account) -> None:
 
 @contextmanager
 def everybody_may_use(device: Path) -> Iterator[None]:
-    """Give a device the mode most systems give it, and take that back."""
+    """Give a device the mode that most systems give it, and at the end its own again."""
     if not device.exists():
         yield
         return
@@ -302,14 +302,14 @@ def everybody_may_use(device: Path) -> Iterator[None]:
 
 
 def hand_over(base: Path, account: Account) -> None:
-    """Make the account the owner of everything below."""
+    """Make the account the owner of a directory and of everything in it."""
     for folder, _, files in os.walk(base):
         for path in (folder, *(os.path.join(folder, name) for name in files)):
             os.chown(path, account.uid, account.gid, follow_symlinks=False)
 
 
 def end_processes_of(uid: int, grace_s: float = 60) -> list[str]:
-    """Name and end what the account's tests left running, after some grace."""
+    """Wait for the user's processes to end, then kill those that are left; return their names."""
     deadline = time.monotonic() + grace_s
     while (left := processes_of(uid)) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -322,12 +322,12 @@ def end_processes_of(uid: int, grace_s: float = 60) -> list[str]:
 
 
 def processes_of(uid: int) -> dict[int, str]:
-    """The live processes of a uid, with their commands."""
-    found = {}
+    """Return the live processes of a user, with their commands."""
+    processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if folder.stat().st_uid == uid and "\nState:\tZ" not in (folder / "status").read_text():
-                found[int(folder.name)] = (folder / "comm").read_text().strip()
+                processes[int(folder.name)] = (folder / "comm").read_text().strip()
         except OSError:
             continue
-    return found
+    return processes
