@@ -23,7 +23,7 @@ from measures import MEASURES, REPOSITORY, Figure
 from network import network
 
 sys.path.append(str(REPOSITORY / "tools"))
-from page import write, written
+from page import section_text, write
 
 EVERY = {
     **MEASURES, "drafts": drafts, "history": history, "many": many, "hook": hook, "mcp": mcp, "network": network,
@@ -62,7 +62,7 @@ def write_table(figures: list[Figure], *, whole: bool) -> None:
     """Replace the table in the documentation."""
     ruled = "| what | figure | against | ratio | limit |\n| --- | ---: | ---: | ---: | ---: |\n"
     # Measured alone, a figure takes its own row's place.
-    rows = {} if whole else rows_of(written("benchmarks.md", "figures").partition(ruled)[2])
+    rows = {} if whole else rows_of(section_text("benchmarks.md", "figures").partition(ruled)[2])
     rows |= rows_of("".join(figure.row() for figure in figures))
     write("benchmarks.md", "figures", f"{machine()}\n\n{ruled}{''.join(rows.values())}")
 

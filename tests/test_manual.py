@@ -322,7 +322,7 @@ def test_the_site_has_every_page_and_no_other() -> None:
     ],
 )
 def test_what_is_made_from_the_code_is_as_the_code_is(page: str, section: str, makes: Callable[[Any], str]) -> None:
-    written = tool("page").filled(page, section, makes(tool("reference")))
+    written = tool("page").with_section(page, section, makes(tool("reference")))
     assert (CHECKOUT / "docs" / page).read_text() == written, "write it again: sh tools/python tools/reference.py"
 
 

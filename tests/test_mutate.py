@@ -29,7 +29,7 @@ def changed() -> dict[str, set[str]]:
     lines: dict[str, set[str]] = {}
     for mutant in module.mutations("sample", SOURCE):
         (line,) = set(mutant.source.splitlines()) - set(SOURCE.splitlines())
-        lines.setdefault(mutant.what, set()).add(line.strip())
+        lines.setdefault(mutant.change, set()).add(line.strip())
     return lines
 
 

@@ -1,7 +1,7 @@
-"""Try us with other people's clients: `make clients`, `make browser`, `make conformance`; --write fills in the docs.
+"""Test Fumehood with real clients: `make clients`, `make browser`, `make conformance`; --write fills in the docs.
 
-These are the real agents, with a scripted model; the page in a real browser; and the official MCP conformance runner
-and the MCP Inspector against our server.
+The clients are the real agents, with a scripted model; a real browser, with our page; and the official MCP conformance
+runner and the MCP Inspector, with our server.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ ERAS = ("legacy", "modern")
 
 
 def agents() -> int:
-    """Get the agents, run the tests with each, count."""
+    """Install the agents, run the tests with each, and count what passed."""
     tools = node_tools()
     clients: tuple[tuple[str, Path | None, str, str], ...] = (
         ("Claude Code", claude(), "claude_code", "FUMEHOOD_TESTS_CLAUDE"),
@@ -41,14 +41,14 @@ def agents() -> int:
         ("OpenCode", tools / ".bin/opencode", "opencode_cli", "FUMEHOOD_TESTS_OPENCODE"),
     )
     environment = node_environment(tools)
-    # Those that need all of them come last.
+    # The tests that need several agents come last.
     clients += (("Whole agents in the hood", None, "whole_agents", ""),)
     clients += (("Five Claude Codes in five drafts", None, "drafts", ""),)
     clients += (("Agents behind an editor (ACP)", None, "acp_agents", "FUMEHOOD_TESTS_PROGRAMS"),)
     rows, status = [], 0
     for name, program, tests, variable in clients:
         if program is not None and not program.exists():
-            rows.append(f"| {name} | not to be had for {os.uname().machine} |")  # an optional one in package.json
+            rows.append(f"| {name} | not to be had for {os.uname().machine} |")  # an optional package in package.json
             continue
         version = "" if program is None else _version(program, environment)
         with tempfile.TemporaryDirectory() as folder:
@@ -82,24 +82,24 @@ def claude() -> Path:
 
 
 def node_tools() -> Path:
-    """Return the directory of what npm has, its own Node among it: at least 22 is needed, whatever is here."""
+    """Return the directory with the packages from npm, and Node itself: this machine's may be older than 22."""
     cache = cache_directory()
-    place = cache / f"node-{hashlib.sha256(PACKAGES.read_bytes()).hexdigest()[:16]}"
+    directory = cache / f"node-{hashlib.sha256(PACKAGES.read_bytes()).hexdigest()[:16]}"
     prepare(cache)
     with one_at_a_time(cache):
-        if not place.is_dir():
+        if not directory.is_dir():
             npm = shutil.which("npm")
             if npm is None:
                 raise SystemExit("npm is needed for this, of Node 18 or newer")
-            print(f"getting what tools/clients/package.json names, in {place}", file=sys.stderr, flush=True)
+            print(f"getting what tools/clients/package.json names, in {directory}", file=sys.stderr, flush=True)
             new = cache / "node-new"
             shutil.rmtree(new, ignore_errors=True)
             new.mkdir()
             shutil.copy(PACKAGES, new)
             line = [npm, "install", "--no-audit", "--no-fund", "--no-package-lock", "--loglevel=error"]
             subprocess.run(line, cwd=new, check=True, stdout=sys.stderr)
-            new.rename(place)
-    return place / "node_modules"
+            new.rename(directory)
+    return directory / "node_modules"
 
 
 def node_environment(tools: Path) -> dict[str, str]:
@@ -110,7 +110,7 @@ def node_environment(tools: Path) -> dict[str, str]:
 # ---- The page in a browser.
 
 def browser(words: list[str]) -> int:
-    """Get what drives a browser, and run the tests with the one that is here; words are passed to pytest."""
+    """Install the driver of a browser, and run the tests with the browser of this machine; words go to pytest."""
     program = os.environ.get("FUMEHOOD_TESTS_BROWSER") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if program is None:
         raise SystemExit("a Chromium is needed for this; on Debian, type: apt install chromium")
@@ -119,7 +119,7 @@ def browser(words: list[str]) -> int:
         "PYTHONPATH": str(packages), "PYTHONDONTWRITEBYTECODE": "1", "FUMEHOOD_TESTS_BROWSER": program,
         "FUMEHOOD_TESTS_MUST_RUN": "1",
     }  # fmt: skip
-    # Too large to be got for one test.
+    # It is used if it is there, but too large to be installed for one test.
     if is_whole(place_of("clients")):
         environment.setdefault("FUMEHOOD_TESTS_CLAUDE", str(claude()))
     names = sorted(str(path) for path in (CHECKOUT / "tests/browser").glob("[a-z]*.py") if path.name != "conftest.py")
@@ -129,7 +129,7 @@ def browser(words: list[str]) -> int:
 # ---- The MCP server.
 
 def conformance() -> int:
-    """Run both; fail on any difference that is not expected, and on an expected one that is gone."""
+    """Run both programs; fail on any unexpected difference, and on an expected difference that is gone."""
     tools = node_tools()
     differences, rows = [], []
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
@@ -138,13 +138,13 @@ def conformance() -> int:
         project.mkdir()
         with serving(home, project) as url:
             for specification in SPECIFICATIONS:
-                row, found = runner(tools, url, specification)
+                row, new_differences = run_conformance(tools, url, specification)
                 rows.append(row)
-                differences += found
+                differences += new_differences
         for era in ERAS:
-            row, found = inspector(tools, home, project, era)
+            row, new_differences = run_inspector(tools, home, project, era)
             rows.append(row)
-            differences += found
+            differences += new_differences
     print("\n".join([*rows, *(f"NOT EXPECTED: {each}" for each in differences)]))
     if "--write" in sys.argv and not differences:
         head = f"{where_made()}| suite | passed | expected to differ |\n| --- | ---: | ---: |\n"
@@ -152,10 +152,10 @@ def conformance() -> int:
     return 1 if differences else 0
 
 
-def runner(tools: Path, url: str, specification: str) -> tuple[str, list[str]]:
-    """Run every server scenario of one specification."""
-    told = tomllib.loads(EXPECTED.read_text())
-    expected = {name for name, reason in told[specification].items() if told["reasons"][reason]}
+def run_conformance(tools: Path, url: str, specification: str) -> tuple[str, list[str]]:
+    """Run every server scenario of one specification; return a row, and the unexpected differences."""
+    settings = tomllib.loads(EXPECTED.read_text())
+    expected = {name for name, reason in settings[specification].items() if settings["reasons"][reason]}
     line = [tools / ".bin/conformance", "server", "--suite", "all", "--url", url, "--spec-version", specification]
     environment = node_environment(tools)
     done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=300)
@@ -164,36 +164,36 @@ def runner(tools: Path, url: str, specification: str) -> tuple[str, list[str]]:
     differences = [f"{specification} {name} fails" for name in sorted(failed - expected)]
     differences += [f"{specification} {name} passes: take it off the list" for name in sorted(expected - failed)]
     if not summary:
-        differences.append(f"{specification}: the runner said {done.stdout[-500:]}{done.stderr[-500:]}")
+        differences.append(f"{specification}: the runner printed {done.stdout[-500:]}{done.stderr[-500:]}")
     passed = len(summary) - len(failed)
     checks = sum(int(count) for _, _, count, _ in summary)
     row = f"| conformance runner, {specification} | {passed} of {len(summary)} scenarios, {checks} checks |"
     return f"{row} {len(failed & expected)} scenarios |", differences
 
 
-def inspector(tools: Path, home: Path, project: Path, era: str) -> tuple[str, list[str]]:
-    """Look at the server with the Inspector, over standard input, in one era of the protocol."""
+def run_inspector(tools: Path, home: Path, project: Path, era: str) -> tuple[str, list[str]]:
+    """Call the server by the Inspector, over standard input, in one era of the protocol; return a row, and failures."""
     server = [str(CHECKOUT / "fumehood"), "mcp", "--project", str(project)]
     environment = node_environment(tools) | {"HOME": str(home), "XDG_CACHE_HOME": str(cache_directory().parent)}
-    acts: dict[str, tuple[list[str], str]] = {
+    methods: dict[str, tuple[list[str], str]] = {
         "tools/list": (["--method", "tools/list", "--strict"], "run_command"),
         "tools/call": (["--method", "tools/call", "--tool-name", "run_command", "--tool-arg", "command=echo hi"], "hi"),
         "resources/list": (["--method", "resources/list"], "fumehood://rules"),
         "resources/read": (["--method", "resources/read", "--uri", "fumehood://rules"], "transaction"),
     }
     differences = []
-    for name, (arguments, words) in acts.items():
+    for name, (arguments, words) in methods.items():
         line = [tools / ".bin/mcp-inspector", "--cli", *server, "--protocol-era", era, "--format", "json", *arguments]
         line += ["-e", f"XDG_CACHE_HOME={environment['XDG_CACHE_HOME']}", "-e", f"HOME={home}"]
         done = subprocess.run(line, env=environment, capture_output=True, text=True, check=False, timeout=120)
         if done.returncode or words not in done.stdout or not json.loads(done.stdout):
             differences.append(f"Inspector, {era}, {name}: {done.returncode} {done.stdout[-300:]}{done.stderr[-600:]}")
-    return f"| MCP Inspector, {era} | {len(acts) - len(differences)} of {len(acts)} methods | 0 |", differences
+    return f"| MCP Inspector, {era} | {len(methods) - len(differences)} of {len(methods)} methods | 0 |", differences
 
 
 @contextmanager
 def serving(home: Path, project: Path) -> Iterator[str]:
-    """Our server on a port, without the token: the runner can't send one. The token has tests of its own."""
+    """Yield the address of our server, without its token, which the runner can't send; other tests try the token."""
     environment = os.environ | {"HOME": str(home), "XDG_STATE_HOME": f"{home}/state"}
     line = [sys.executable, __file__, "serve", str(project)]
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -206,7 +206,7 @@ def serving(home: Path, project: Path) -> Iterator[str]:
 
 
 def serve(project: str) -> None:
-    """Be that server."""
+    """Serve on a free port, without a token, and print the port."""
     import uvicorn
 
     from fumehood.faces.mcp.clients import Clients
@@ -223,8 +223,8 @@ def serve(project: str) -> None:
 
 if __name__ == "__main__":
     os.chdir(CHECKOUT)
-    what, words = sys.argv[1], sys.argv[2:]
-    acts = {
+    name, words = sys.argv[1], sys.argv[2:]
+    functions = {
         "agents": agents, "browser": lambda: browser(words), "conformance": conformance, "serve": lambda: serve(*words),
     }  # fmt: skip
-    sys.exit(acts[what]())
+    sys.exit(functions[name]())

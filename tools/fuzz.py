@@ -1,4 +1,4 @@
-"""Fuzz for a while what reads a command's work, and what only computes: sh tools/python tools/fuzz.py --seconds 600."""
+"""Fuzz for a while the code that reads what commands wrote, and core/: sh tools/python tools/fuzz.py --seconds 600."""
 
 import argparse
 import os
@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-PLACES = ("tests/fuzz", "tests/core")
-BATCH = 500  # examples of each kind between two looks at the clock
+DIRECTORIES = ("tests/fuzz", "tests/core")
+BATCH = 500  # examples of each test, before the time is checked again
 
 
 def main() -> int:
-    """Go on with fresh examples until the time is over or something fails; print the figures."""
+    """Try new examples until the time is over or a test fails; print the numbers of examples."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=600, help="how long (default: %(default)s)")
     parser.add_argument("-k", default="", help="only the tests whose names match")
@@ -22,12 +22,12 @@ def main() -> int:
     began, examples, rounds = time.monotonic(), {}, 0
     while rounds == 0 or time.monotonic() - began < options.seconds:
         rounds += 1
-        command = [sys.executable, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *PLACES]
+        command = [sys.executable, "-P", "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *DIRECTORIES]
         command += ["-m", "hypothesis", "--hypothesis-show-statistics", "--timeout=0", "-x"]
         command += ["-k", options.k] if options.k else []
         environment = os.environ | {"FUMEHOOD_FUZZ_EXAMPLES": str(BATCH), "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
-        for name, count in counted(done.stdout):
+        for name, count in example_counts(done.stdout):
             examples[name] = examples.get(name, 0) + count
         if done.returncode:
             print(done.stdout[-6000:])
@@ -38,14 +38,14 @@ def main() -> int:
     return 0
 
 
-def counted(text: str) -> list[tuple[str, int]]:
-    """Read how many examples each test had."""
-    found = []
+def example_counts(text: str) -> list[tuple[str, int]]:
+    """Return how many examples each test had."""
+    counts = []
     for part in re.split(r"\n(?=tests/\w+/)", text):
         name = re.match(r"tests/\w+/\S+::(\w+)", part)
         if name:
-            found.append((name[1], sum(map(int, re.findall(r"(\d+) passing", part)))))
-    return found
+            counts.append((name[1], sum(map(int, re.findall(r"(\d+) passing", part)))))
+    return counts
 
 
 if __name__ == "__main__":

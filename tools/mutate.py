@@ -1,9 +1,9 @@
-"""Change lines of the sources at random, one at a time, and see whether the tests notice: make mutate ARGS='--seed 2'.
+"""Change random lines of the sources, one at a time, and see whether the tests notice: make mutate ARGS='--seed 2'.
 
-Each mutant is tried in a copy of the checkout, by the tests that concern its module. Prints for each whether it was
-killed, and the difference where it was not: a test that is missing, or code that is not needed. The same seed makes
-the same mutants, so two states of the tests can be compared: --tests DIRECTORY takes the tests of another checkout.
-Root does not notice what only an ordinary user meets, such as a closed directory: try what survives as one, too.
+Each mutant is tried in a copy of the checkout, with the tests of its module. The program prints whether a test has
+killed it, and else the difference: then a test is missing, or the code is not needed. The same seed makes the same
+mutants, so two states of the tests can be compared: --tests DIRECTORY uses the tests of another checkout. Some changes,
+for example around closed directories, are not noticed as root: try the survivors as an ordinary user too.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from queue import SimpleQueue
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCES = "src/fumehood"
-# The tests that concern each module, those that are quick and likely to notice first.
+# The tests of each module; first those that are quick and likely to notice a change.
 TESTS = {
     "linux/steps": ("linux/test_steps.py", "service/test_apply_undo.py", "service/test_in_use.py"),
     "linux/layer": (
@@ -72,22 +72,22 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Mutant:
-    """One changed place of one module."""
+    """A module with one change in it."""
 
     module: str
     line: int
-    what: str
+    change: str
     source: str
 
     def difference(self) -> str:
-        """The change as a short unified difference."""
+        """Return the change as a short unified diff."""
         before = (CHECKOUT / SOURCES / f"{self.module}.py").read_text().splitlines(keepends=True)
         lines = difflib.unified_diff(before, self.source.splitlines(keepends=True), n=1)
         return "".join(f"    {line}" for line in list(lines)[2:])
 
 
 def main() -> int:
-    """Try so many mutants, print what became of each, and count them."""
+    """Try some mutants, print the result of each, and count the survivors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("modules", nargs="*", help=f"among {', '.join(TESTS)} (default: the first six)")
     parser.add_argument("--count", type=int, default=50, help="lines to change (default: %(default)s)")
@@ -97,37 +97,37 @@ def main() -> int:
     parser.add_argument("--tests", type=Path, default=CHECKOUT, help="a checkout whose tests/ to use")
     options = parser.parse_args()
     modules = options.modules or list(TESTS)[:6]
-    if strangers := set(modules) - set(TESTS):
-        parser.error(f"no tests are named here for {', '.join(strangers)}")
+    if unknown := set(modules) - set(TESTS):
+        parser.error(f"no tests are named here for {', '.join(unknown)}")
     chosen = dict(enumerate(mutants(modules, options.count, options.seed), 1))
     if options.only:
         chosen = {int(number): chosen[int(number)] for number in options.only.split(",")}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="fumehood-mutate-", dir="/var/tmp", ignore_cleanup_errors=True) as top:
-        return tried(chosen, copies(Path(top), options.tests, options.workers))
+        return try_all(chosen, make_copies(Path(top), options.tests, options.workers))
 
 
-def tried(chosen: dict[int, Mutant], free: "SimpleQueue[Path]") -> int:
-    """Try each in a free copy, print the results in order, and return 1 if any survived."""
+def try_all(chosen: dict[int, Mutant], free_copies: "SimpleQueue[Path]") -> int:
+    """Try each mutant in a free copy, print the results in order, and return 1 if any survived."""
 
     def attempt(mutant: Mutant) -> tuple[str, float]:
-        copy, began = free.get(), time.monotonic()
+        copy, began = free_copies.get(), time.monotonic()
         try:
-            return verdict(mutant, copy), time.monotonic() - began
+            return killer_of(mutant, copy), time.monotonic() - began
         finally:
-            free.put(copy)
+            free_copies.put(copy)
 
     survived = []
-    pool = ThreadPoolExecutor(free.qsize())
+    pool = ThreadPoolExecutor(free_copies.qsize())
     try:
-        for (number, mutant), (how, seconds) in zip(chosen.items(), pool.map(attempt, chosen.values()), strict=True):
-            print(f"{number:3} {mutant.module}:{mutant.line} {mutant.what}: {how or 'SURVIVED'} ({seconds:.0f} s)")
-            if not how:
+        for (number, mutant), (killer, seconds) in zip(chosen.items(), pool.map(attempt, chosen.values()), strict=True):
+            print(f"{number:3} {mutant.module}:{mutant.line} {mutant.change}: {killer or 'SURVIVED'} ({seconds:.0f} s)")
+            if not killer:
                 survived.append(number)
                 print(mutant.difference())
             sys.stdout.flush()
     finally:
-        # After an interruption, what is under way is ended and the rest not begun.
+        # After an interruption, running tests are ended, and the rest does not begin.
         pool.shutdown(wait=False, cancel_futures=True)
         for process in set(RUNNING):
             process.send_signal(signal.SIGINT)
@@ -136,9 +136,9 @@ def tried(chosen: dict[int, Mutant], free: "SimpleQueue[Path]") -> int:
     return 1 if survived else 0
 
 
-def copies(top: Path, tests: Path, count: int) -> "SimpleQueue[Path]":
-    """Copies of the checkout, each with an environment of its own, whose command line runs the sources of that copy."""
-    free: SimpleQueue[Path] = SimpleQueue()
+def make_copies(top: Path, tests: Path, count: int) -> "SimpleQueue[Path]":
+    """Make copies of the checkout, each with its own environment, so that its command line runs the copy's sources."""
+    free_copies: SimpleQueue[Path] = SimpleQueue()
     for number in range(count):
         copy = top / str(number)
         ignored = shutil.ignore_patterns(*NOT_COPIED)
@@ -147,12 +147,12 @@ def copies(top: Path, tests: Path, count: int) -> "SimpleQueue[Path]":
             shutil.rmtree(copy / "tests")
             shutil.copytree(tests / "tests", copy / "tests", symlinks=True, ignore=ignored)
         subprocess.run(["sh", "tools/python", "-c", ""], cwd=copy, check=True)
-        free.put(copy)
-    return free
+        free_copies.put(copy)
+    return free_copies
 
 
-def verdict(mutant: Mutant, copy: Path) -> str:
-    """Run the tests of a mutant's module; returns how it was killed, or "" if it was not."""
+def killer_of(mutant: Mutant, copy: Path) -> str:
+    """Run the tests of a mutant's module; return what killed it, or "" if it survived."""
     file = copy / SOURCES / f"{mutant.module}.py"
     original, times = file.read_text(), file.stat()
     tests = [f"tests/{name}" for name in TESTS[mutant.module] if (copy / "tests" / name).exists()]
@@ -166,7 +166,7 @@ def verdict(mutant: Mutant, copy: Path) -> str:
     )  # fmt: skip
     RUNNING.add(process)
     try:
-        said = process.communicate(timeout=TIME_LIMIT_S)[0]
+        output = process.communicate(timeout=TIME_LIMIT_S)[0]
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
@@ -174,79 +174,79 @@ def verdict(mutant: Mutant, copy: Path) -> str:
     finally:
         RUNNING.discard(process)
         file.write_text(original)
-        # What was compiled is known by its source's time.
+        # Python recognises compiled files by the time of their source.
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     if process.returncode == 0:
         return ""
-    failed = next((line for line in said.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
+    failed = next((line for line in output.splitlines() if line.startswith(("FAILED ", "ERROR "))), "")
     return f"killed by {failed.partition(' - ')[0].partition(' ')[2] or 'an error before the first test'}"
 
 
 def mutants(modules: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """Choose lines at random among those of all modules that can be changed, and a change for each."""
+    """Choose random lines among all that can be changed in these modules, and a change for each."""
     by_line: dict[tuple[str, int], list[Mutant]] = {}
     for module in modules:
         source = (CHECKOUT / SOURCES / f"{module}.py").read_text()
         for mutant in mutations(module, source):
             by_line.setdefault((module, mutant.line), []).append(mutant)
-    chance = random.Random(seed)  # noqa: S311 - lines, not keys
-    lines = chance.sample(sorted(by_line), min(count, len(by_line)))
-    return [chance.choice(by_line[line]) for line in lines]
+    generator = random.Random(seed)  # noqa: S311 - lines, not keys
+    lines = generator.sample(sorted(by_line), min(count, len(by_line)))
+    return [generator.choice(by_line[line]) for line in lines]
 
 
 def mutations(module: str, source: str) -> Iterator[Mutant]:
-    """Every change of one place that leaves valid Python."""
+    """Yield a mutant for every change of one place that leaves valid Python."""
     text = source.encode()
     starts = [0]
     for line in text.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
     tree = ast.parse(source)
-    passive = set(without_effect(tree))
+    ignored = set(nodes_without_effect(tree))
     for node in ast.walk(tree):
-        if node in passive or not hasattr(node, "lineno"):
+        if node in ignored or not hasattr(node, "lineno"):
             continue
         begin = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        for what, new in (*other_expressions(node), *other_statements(node)):
+        for change, new in (*other_expressions(node), *other_statements(node)):
             changed = (text[:begin] + new.encode() + text[end:]).decode()
             try:
                 compile(changed, module, "exec")
             except SyntaxError:
                 continue
-            yield Mutant(module, node.lineno, what, changed)
+            yield Mutant(module, node.lineno, change, changed)
 
 
-def without_effect(tree: ast.AST) -> Iterator[ast.AST]:
-    """What only readers and type checkers see: docstrings, annotations, messages, blocks and guards for types."""
+def nodes_without_effect(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield what only readers and type checkers see: docstrings, annotations, messages, blocks and guards for types."""
     for node in ast.walk(tree):
         match node:
             case ast.AnnAssign(annotation=part) | ast.arg(annotation=part) | ast.FunctionDef(returns=part):
-                seen_only = part
+                root = part
             case ast.keyword("hint", part) | ast.Raise(ast.Call(args=[part])):
-                seen_only = part
+                root = part
             case ast.Expr(ast.Constant()) | ast.JoinedStr() | ast.If(ast.Name("TYPE_CHECKING")):
-                seen_only = node
+                root = node
             case ast.Assign([ast.Name("TYPE_CHECKING")]) | ast.If(body=[ast.Raise(ast.Call(ast.Name("ValueError")))]):
-                seen_only = node
+                root = node
             case _:
                 continue
-        yield from ast.walk(seen_only) if seen_only is not None else ()
+        yield from ast.walk(root) if root is not None else ()
 
 
 def other_expressions(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """What may stand in place of an expression, with a word for each."""
+    """Yield the changes of an expression: the name of each, and the new source."""
     match node:
         case ast.Compare(left, [operator], [right]):
-            for what, table in (("other way round", OPPOSITES), ("off by one", NEIGHBOURS)):
+            for change, table in (("other way round", OPPOSITES), ("off by one", NEIGHBOURS)):
                 if type(operator) in table:
-                    yield what, f"({ast.unparse(ast.Compare(left, [table[type(operator)]()], [right]))})"
+                    yield change, f"({ast.unparse(ast.Compare(left, [table[type(operator)]()], [right]))})"
         case ast.UnaryOp(ast.Not(), operand):
             yield "without not", f"({ast.unparse(operand)})"
         case ast.BoolOp(operator, values):
             other = ast.Or() if isinstance(operator, ast.And) else ast.And()
             yield "and for or", f"({ast.unparse(ast.BoolOp(other, values))})"
             for index in range(len(values)):
-                rest = [value for at, value in enumerate(values) if at != index]
+                rest = [*values[:index], *values[index + 1 :]]
                 yield "one condition less", f"({ast.unparse(ast.BoolOp(operator, rest) if rest[1:] else rest[0])})"
         case ast.BinOp(left, operator, right) if type(operator) in OPERATORS:
             yield "other operator", f"({ast.unparse(ast.BinOp(left, OPERATORS[type(operator)](), right))})"
@@ -257,7 +257,7 @@ def other_expressions(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def other_statements(node: ast.AST) -> Iterator[tuple[str, str]]:
-    """What may stand in place of a statement, with a word for each."""
+    """Yield the changes of a statement: the name of each, and the new source."""
     match node:
         case ast.Return(ast.Constant(bool() | None)):
             return
@@ -270,7 +270,7 @@ def other_statements(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def other_constant(value: bool | int | str | bytes) -> str:
-    """Another one of the same kind."""
+    """Return the source of another constant of the same type."""
     if isinstance(value, str):
         return repr(f"{value}x")
     if isinstance(value, bytes):

@@ -1,7 +1,7 @@
-"""Write what the manual has from the code: sh tools/python tools/reference.py.
+"""Generate the parts of the manual that come from the code: sh tools/python tools/reference.py.
 
-docs/reference.md is made from names, signatures and docstrings, docs/configuration.md's tables from the keys, and
-docs/commands.md and the manual page, docs/fumehood.1, from the commands' own parsers and helps.
+docs/reference.md is made from names, signatures and docstrings, the tables of docs/configuration.md from the keys, and
+docs/commands.md and the manual page, docs/fumehood.1, from the commands' parsers and help texts.
 """
 
 import argparse
@@ -24,12 +24,12 @@ from fumehood.faces.cli.output import load_text
 from page import DOCS, write
 
 _WIDTH = 100
-_LONGEST_DEFAULT = 40
-_SHORTER = {
+_MAX_DEFAULT = 40
+_SHORT_TYPES = {
     "Answering | Ask | Sequence[Answering | Ask]": "Ask", "str | os.PathLike[str]": "Path", "builtins.": "",
     "Unpack[RunOptions]": "RunOptions", "Unpack[StartOptions]": "StartOptions",
 }  # fmt: skip
-_COMMON = frozenset({"--help", "--json", "--quiet", "--project", "--workspace"})  # what nearly every command takes
+_COMMON = frozenset({"--help", "--json", "--quiet", "--project", "--workspace"})  # options of nearly every command
 _NOT_RUN = "<!-- not run: examples of the help; a test sees that the parser takes each -->\n"
 _NOT_RUN_BY_HAND = "<!-- not run: examples of the help; a test sees that each option is there -->\n"
 _EXIT = {
@@ -45,7 +45,7 @@ _FILES = {
 
 
 def reference() -> str:
-    """Return what docs/reference.md has of the public names."""
+    """Return the section of docs/reference.md about the public names."""
     names = [name for name in fumehood.__all__ if not name.startswith("_")]
     values = {name: getattr(fumehood, name) for name in names}
     errors = {name: each for name, each in values.items() if isinstance(each, type) and issubclass(each, Exception)}
@@ -53,9 +53,9 @@ def reference() -> str:
     for name, each in values.items():
         if isinstance(each, ModuleType):
             parts.append(f"\n## `fumehood.{name}`\n")
-            parts += [_described(f"{name}.{inner}", getattr(each, inner)) for inner in each.__all__]
+            parts += [_entry(f"{name}.{inner}", getattr(each, inner)) for inner in each.__all__]
         elif name not in errors:
-            parts.append(_described(name, each))
+            parts.append(_entry(name, each))
     parts.append("\n## Errors\n\nEach has a `message`, a `hint` and an `exit_code`.\n\n")
     parts.append("| error | meaning |\n| --- | --- |\n")
     parts += [f"| `{name}` | {' '.join((each.__doc__ or '').split())} |\n" for name, each in errors.items()]
@@ -63,7 +63,7 @@ def reference() -> str:
 
 
 def tables_of_keys() -> dict[str, str]:
-    """Return docs/configuration.md's tables by section: all keys, then those of `[[profile]]` and the like."""
+    """Return the tables of docs/configuration.md by section: all keys, then those of `[[profile]]` and the like."""
     rows = ["| key | takes | default | meaning |\n| --- | --- | --- | --- |\n"]
     for key in KEYS:
         mark, default = " *" if key.global_only else "", key.kind.write(key.default)
@@ -78,7 +78,7 @@ def tables_of_keys() -> dict[str, str]:
     return tables
 
 
-def _described(name: str, each: Any) -> str:
+def _entry(name: str, each: Any) -> str:
     level = "###" if "." in name else "##"
     return f"\n{level} `{name}`\n\n{_class(name, each) if isinstance(each, type) else _function(name, each)}"
 
@@ -93,12 +93,11 @@ def _class(name: str, each: type) -> str:
     if fields:
         parts += ["\n| field | type | default |\n| --- | --- | --- |\n", *fields]
     for attribute, member in _members(each):
-        own = f"{name}.{attribute}"
         is_property = isinstance(member, property)
         if is_value and not is_property:
-            continue  # what a record can do is ours to call
-        said = f"{inspect.getdoc(member)}\n" if is_property else _function(attribute, member)
-        parts.append(f"\n### `{own}`\n\n{said}")
+            continue  # users only read the fields of a record
+        description = f"{inspect.getdoc(member)}\n" if is_property else _function(attribute, member)
+        parts.append(f"\n### `{name}.{attribute}`\n\n{description}")
     return "".join(parts)
 
 
@@ -120,22 +119,24 @@ def _function(name: str, function: Callable[..., Any]) -> str:
 
 def _signature(name: str, function: Callable[..., Any]) -> str:
     signature = inspect.signature(function)
-    words, is_keyword = [], False
+    parameters, is_keyword = [], False
     for parameter in signature.parameters.values():
         if parameter.name == "self":
             continue
         if parameter.kind is parameter.KEYWORD_ONLY and not is_keyword:
-            words.append("*")
+            parameters.append("*")
         is_keyword = is_keyword or parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
-        words.append(_parameter(parameter))
-    returned = signature.return_annotation
-    ends = "" if returned in (signature.empty, "None") or name == "Sandbox" else f" -> {_type(returned)}"
+        parameters.append(_parameter(parameter))
+    result_type = signature.return_annotation
+    has_result = result_type not in (signature.empty, "None") and name != "Sandbox"
+    arrow = f" -> {_type(result_type)}" if has_result else ""
     prefix = "await " if inspect.iscoroutinefunction(function) else ""
-    line = f"{prefix}{name}({', '.join(words)}){ends}"
+    line = f"{prefix}{name}({', '.join(parameters)}){arrow}"
     if len(line) > _WIDTH:
-        # No parameter is broken over two lines.
-        inside = textwrap.fill(", ".join(word.replace(" ", "\0") for word in words), _WIDTH, break_long_words=False)
-        line = f"{prefix}{name}(\n{textwrap.indent(inside, '    ')}\n){ends}".replace("\0", " ")
+        # Spaces are replaced meanwhile, so that no parameter is broken over two lines.
+        unbreakable = ", ".join(each.replace(" ", "\0") for each in parameters)
+        inside = textwrap.fill(unbreakable, _WIDTH, break_long_words=False)
+        line = f"{prefix}{name}(\n{textwrap.indent(inside, '    ')}\n){arrow}".replace("\0", " ")
     return f"```python\n{line}\n```\n\n"
 
 
@@ -148,7 +149,7 @@ def _parameter(parameter: inspect.Parameter) -> str:
 
 def _type(annotation: Any) -> str:
     text = str(annotation)
-    for long, short in _SHORTER.items():
+    for long, short in _SHORT_TYPES.items():
         text = text.replace(long, short)
     return text
 
@@ -159,7 +160,7 @@ def _value_fields(each: type) -> Iterator[str]:
         for name, annotation in annotations.items():
             default = getattr(each, name, inspect.Parameter.empty)
             shown = "" if default is inspect.Parameter.empty else repr(default)
-            shown = f"`{shown}`" if shown and len(shown) <= _LONGEST_DEFAULT else "…" if shown else ""
+            shown = f"`{shown}`" if shown and len(shown) <= _MAX_DEFAULT else "…" if shown else ""
             if not name.startswith("_"):
                 yield f"| `{name}` | {_cell(_type(annotation))} | {shown} |\n"
 
@@ -186,41 +187,43 @@ def _escaped(text: str) -> str:
 # ---- The commands.
 
 def commands() -> str:
-    """Return what docs/commands.md has of the commands."""
+    """Return the section of docs/commands.md about the commands."""
     parsers = {name: parser for name, parser in _build_parser("")[1].items() if name not in (*HAND_WRITTEN, "help")}
-    some = next(iter(parsers.values()))
-    parts = ["| option | meaning |\n| --- | --- |\n", *(_row(each) for each in some._actions if _is_common(each))]
+    any_parser = next(iter(parsers.values()))
+    common = [_row(each) for each in any_parser._actions if _is_common(each)]
+    parts = ["| option | meaning |\n| --- | --- |\n", *common]
     for name in HAND_WRITTEN:
         parts.append(f"\n## `fumehood {name}`\n")
         parts += [_section(section) for section in load_text(f"{name}.txt").strip().split("\n\n")]
-    return "".join([*parts, *(_described_command(name, parser) for name, parser in parsers.items())])
+    return "".join([*parts, *(_command_section(name, parser) for name, parser in parsers.items())])
 
 
 def _section(section: str) -> str:
-    """Turn a part of a help text into a paragraph, and what is indented in it into a table or a block of examples."""
+    """Return a section of a help text as a paragraph, with its indented lines as a table or a block of examples."""
     lines = section.splitlines()
     if section.startswith("usage:"):
         return "\n" + "".join(f"- `{line.removeprefix('usage:').strip()}`\n" for line in lines)
     parts = []
-    for indented, some in groupby(lines, lambda line: line.startswith("  ")):
-        told = "".join(f"{line.strip() if not indented else line}\n" for line in some)
-        if not indented:
-            parts.append(f"\n{told[:1].upper()}{told[1:]}")
+    for is_indented, group in groupby(lines, lambda line: line.startswith("  ")):
+        text = "".join(f"{line if is_indented else line.strip()}\n" for line in group)
+        if not is_indented:
+            parts.append(f"\n{text[:1].upper()}{text[1:]}")
         elif section.startswith("examples"):
-            parts.append(f"\n{_NOT_RUN_BY_HAND}```sh\n{_as_comments(told)}```\n")
+            parts.append(f"\n{_NOT_RUN_BY_HAND}```sh\n{_as_comments(text)}```\n")
         else:
-            parts += ["\n| option | meaning |\n| --- | --- |\n", *_options(told)]
+            parts += ["\n| option | meaning |\n| --- | --- |\n", *_options(text)]
     return "".join(parts)
 
 
 def _options(text: str) -> Iterator[str]:
-    """Yield a row for each option; what goes on in the next lines is far indented there."""
+    """Yield a row for each option; its continuation lines are indented further."""
     for option in re.split(r"\n(?=  -)", text.rstrip()):
         name, _, meaning = option.strip().replace("\n", "  ", 1).partition("  ")
         yield f"| `{name}` | {_escaped(' '.join(meaning.split()))} |\n"
 
 
 def _as_comments(text: str) -> str:
+    """Return examples with their explanations, which follow after blanks, as comments."""
     return "".join(re.sub(r"(?<=\S)( {2,})(?=[^\s#])", r"\1# ", line.strip()) + "\n" for line in text.splitlines())
 
 
@@ -228,7 +231,7 @@ def _is_common(action: argparse.Action) -> bool:
     return not _COMMON.isdisjoint(action.option_strings)
 
 
-def _described_command(name: str, parser: argparse.ArgumentParser) -> str:
+def _command_section(name: str, parser: argparse.ArgumentParser) -> str:
     shown = [action for action in parser._actions if action.help != argparse.SUPPRESS]
     words = [_word(action) for action in shown if not action.option_strings]
     usage = " ".join([parser.prog, "[OPTIONS]", *words])
@@ -266,12 +269,12 @@ def manual_page() -> str:
         "Nearly every command takes these:",
     ]  # fmt: skip
     for each in find_usage("log").options:
-        lines += _taken(each) if _COMMON.intersection(each.names) else []
+        lines += _parameter_lines(each) if _COMMON.intersection(each.names) else []
     lines.append(".SH COMMANDS")
     for name in COMMAND_NAMES:
-        shape = find_usage(name)
-        assert shape is not None, name
-        lines += _command(shape)
+        usage = find_usage(name)
+        assert usage is not None, name
+        lines += _command(usage)
     lines += [".SH EXIT STATUS", "That of the command, for run, shell and agent; otherwise:"]
     for table, heading in ((_EXIT, ""), (_FILES, ".SH FILES")):
         lines += [heading] if heading else []
@@ -281,31 +284,31 @@ def manual_page() -> str:
     return "\n".join([*lines, ".BR bwrap (1),", ".BR git (1)", ""])
 
 
-def _command(shape: Usage) -> list[str]:
-    usage = shape.usage or f"fumehood {shape.name} [COMMAND]"
-    lines = [f".SS {_text(shape.name)}", f".B {_text(usage)}", ".PP"]
-    about = HAND_PARSED.get(shape.name, "")
-    paragraphs = _paragraphs(shape.text) or [shape.about]
-    if about and not shape.text:
+def _command(usage: Usage) -> list[str]:
+    line = usage.usage or f"fumehood {usage.name} [COMMAND]"
+    lines = [f".SS {_text(usage.name)}", f".B {_text(line)}", ".PP"]
+    about = HAND_PARSED.get(usage.name, "")
+    paragraphs = _paragraphs(usage.text) or [usage.about]
+    if about and not usage.text:
         paragraphs = [f"{about[0].upper()}{about[1:]}."]
     for number, paragraph in enumerate(paragraphs):
         lines += [*([".PP"] if number else []), _text(" ".join(paragraph.split()))]
-    inherited = shape.text and "those of `fumehood" in shape.text
-    for each in shape.parameters:
-        is_own = not inherited or any(name in shape.text for name in each.names)
-        if is_own and (shape.text or not _COMMON.intersection(each.names)):
-            lines += _taken(each)
-    examples = shape.examples or shape.text.partition("\nexamples")[2].partition("\n")[2]
+    inherits = usage.text and "those of `fumehood" in usage.text
+    for each in usage.parameters:
+        is_own = not inherits or any(name in usage.text for name in each.names)
+        if is_own and (usage.text or not _COMMON.intersection(each.names)):
+            lines += _parameter_lines(each)
+    examples = usage.examples or usage.text.partition("\nexamples")[2].partition("\n")[2]
     return lines + ([".PP", "Examples:", *_block(examples)] if examples else [])
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Return what a help that is written by hand says before it lists options."""
-    said = re.split(r"\n\n(?=options|exit code|examples)", text.partition("\n\n")[2])[0] if text else ""
-    return said.split("\n\n") if said else []
+    """Return the paragraphs of a hand-written help text before its options."""
+    introduction = re.split(r"\n\n(?=options|exit code|examples)", text.partition("\n\n")[2])[0] if text else ""
+    return introduction.split("\n\n") if introduction else []
 
 
-def _taken(each: Parameter) -> list[str]:
+def _parameter_lines(each: Parameter) -> list[str]:
     if each.names:
         names = ", ".join(f"\\fB{_text(name)}\\fR" for name in each.names)
         term = f"{names} \\fI{_text(each.value)}\\fR" if each.value else names
@@ -320,10 +323,10 @@ def _block(text: str) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Write a text so that nothing in it is an instruction."""
-    written = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\(ga").replace("%%", "%")
-    written = "".join(each if each.isascii() else f"\\[u{ord(each):04X}]" for each in written)
-    return f"\\&{written}" if written.startswith((".", "'")) else written
+    """Return a text with everything escaped that roff would take for an instruction."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\(ga").replace("%%", "%")
+    escaped = "".join(each if each.isascii() else f"\\[u{ord(each):04X}]" for each in escaped)
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Run other people's suites on the adapters: `make suites`; with --write, put the counts into the docs.
+"""Run other projects' test suites on the adapters: `make suites`; --write puts the counts into the docs.
 
-Fumehood is built and installed as a user would install it, beside the real frameworks.
+Fumehood is built and installed as a user would install it, together with the real frameworks.
 """
 
 import os
@@ -22,19 +22,19 @@ SCRATCH = "/var/tmp"
 
 @dataclass(frozen=True)
 class Suite:
-    """Somebody's suite: the file that runs it, the package it comes with, and what must come out."""
+    """A suite: the file that runs it, the package that it tests, and how many tests must pass or differ."""
 
     title: str
     package: str
     passed: int
     differ: int = 0
     lock: str = "adapters"
-    before: str = ""  # a lock whose packages come before those
-    file: str = ""  # where it is not called after the suite
+    before: str = ""  # a lock whose packages come first
+    file: str = ""  # that runs it, if its name is not the suite's
 
     @property
-    def wanted(self) -> tuple[int, int, int]:
-        """How many pass, differ as expected, and fail."""
+    def expected(self) -> tuple[int, int, int]:
+        """How many tests must pass, differ as expected, and fail."""
         return self.passed, self.differ, 0
 
 
@@ -51,21 +51,21 @@ SUITES = {
 
 def main() -> int:
     """Run the suites that are named, or all."""
-    names = [name for name in sys.argv[1:] if name != "--write"] or every_suite()
+    names = [name for name in sys.argv[1:] if name != "--write"] or all_suites()
     unknown = [name for name in names if name not in SUITES]
     if unknown:
         raise SystemExit(f"no suite is called {unknown[0]}; there are {', '.join(SUITES)}")
     with tempfile.TemporaryDirectory(prefix="fumehood-suites-", dir=SCRATCH) as folder:
         pythons = {name: python_of(SUITES[name]) for name in names}
         install(pythons[names[0]], Path(folder, "packages"))
-        # Much of a suite is waiting.
+        # Two at once, because much of a suite's time is waiting.
         with ThreadPoolExecutor(max_workers=2) as pool:
             counts = list(pool.map(lambda name: run(pythons[name], name, Path(folder)), names))
-    rows = [row(SUITES[name], pythons[name], *counted) for name, counted in zip(names, counts, strict=True)]
-    wrong = [name for name, counted in zip(names, counts, strict=True) if counted != SUITES[name].wanted]
+    rows = [row(SUITES[name], pythons[name], *count) for name, count in zip(names, counts, strict=True)]
+    wrong = [name for name, count in zip(names, counts, strict=True) if count != SUITES[name].expected]
     print("\n".join(rows))
     for name in wrong:
-        passed, differ, _ = SUITES[name].wanted
+        passed, differ, _ = SUITES[name].expected
         print(f"{name} must have {passed} that pass and {differ} that differ as expected")
     if "--write" in sys.argv and not wrong and len(names) == len(SUITES):
         head = f"{where_made()}| suite | passed | expected to differ |\n| --- | ---: | ---: |\n"
@@ -74,14 +74,14 @@ def main() -> int:
 
 
 def row(suite: Suite, python: Path, passed: int, differ: int, failed: int) -> str:
-    """Write a line of the table."""
+    """Return a row of the table."""
     version = installed_version(python, suite) if suite.package else ""
-    told = f"{suite.title} {version}".rstrip()
-    return f"| {told} | {passed} of {passed + differ + failed} | {differ} |"
+    title = f"{suite.title} {version}".rstrip()
+    return f"| {title} | {passed} of {passed + differ + failed} | {differ} |"
 
 
-def every_suite() -> list[str]:
-    """All that can be run here."""
+def all_suites() -> list[str]:
+    """Return the names of all suites that can run here."""
     if newer_python() is not None:
         return list(SUITES)
     print("no Harbor: it needs Python 3.12 or newer")
@@ -89,7 +89,7 @@ def every_suite() -> list[str]:
 
 
 def has_frameworks() -> bool:
-    """Tell whether what most suites need is installed."""
+    """Return True if the packages that most suites need are installed."""
     return is_whole(place_of("adapters"))
 
 
@@ -104,11 +104,11 @@ def python_of(suite: Suite) -> Path:
 
 
 def newer_python() -> str | None:
-    """Return a Python of 3.12 or newer that works, if there is one."""
+    """Return a Python of version 3.12 or newer that works, or None."""
     named = os.environ.get("FUMEHOOD_TESTS_PYTHON", "")
     check = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 12))"
     for name in filter(None, (named, sys.executable, "python3.12", "python3.13", "python3.14", "python3")):
-        # Some are only there to say that they are not.
+        # Some names are scripts that only say that this Python is not installed.
         path = shutil.which(name)
         if path and subprocess.run([path, "-c", check], capture_output=True, check=False).returncode == 0:
             return path
@@ -116,19 +116,19 @@ def newer_python() -> str | None:
 
 
 def install(python: Path, target: Path) -> None:
-    """Build the distribution and install it, its entry points too, where only the suites see it."""
+    """Build the distribution and install it, with its entry points, in a directory that only the suites use."""
     line = [sys.executable, "-I", "-m", "pip", "--python", python, "install", "-qq", "--disable-pip-version-check"]
     line += ["--no-build-isolation", "--no-deps", "--no-index", "--target", target, CHECKOUT]
     subprocess.run(line, check=True, cwd="/")
 
 
 def run(python: Path, name: str, folder: Path) -> tuple[int, int, int]:
-    """Run one suite in a home of its own; return how many passed, differed as expected, and failed."""
+    """Run one suite in a home of its own; return how many tests passed, differed as expected, and failed."""
     home = folder / name
     home.mkdir()
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("FUMEHOOD", "PYTHON", "XDG_"))}
     environment = kept | {
-        "HOME": str(home), "PYTHONPATH": paths(SUITES[name], folder / "packages"), "LANG": "C.UTF-8",
+        "HOME": str(home), "PYTHONPATH": python_path(SUITES[name], folder / "packages"), "LANG": "C.UTF-8",
         "PYTHONPYCACHEPREFIX": str(python.parent.parent / "pycache"),
         "FUMEHOOD_SUITE_DIR": str(folder), "FUMEHOOD_SUITE_EXAMPLES": str(CHECKOUT / "examples"),
     }  # fmt: skip
@@ -142,22 +142,22 @@ def run(python: Path, name: str, folder: Path) -> tuple[int, int, int]:
     print(f"{name}\n{done.stdout}{done.stderr}", flush=True)
     cases = list(ET.parse(report).getroot().iter("testcase"))  # noqa: S314
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
-    skipped = [found for case in cases if (found := case.find("skipped")) is not None]
-    differ = sum(found.get("type") == "pytest.xfail" for found in skipped)
-    # A skipped test is none that passed.
+    skipped = [element for case in cases if (element := case.find("skipped")) is not None]
+    differ = sum(element.get("type") == "pytest.xfail" for element in skipped)
+    # A skipped test counts as failed.
     return len(cases) - failed - len(skipped), differ, failed + len(skipped) - differ
 
 
-def paths(suite: Suite, *packages: Path) -> str:
-    """Return where a suite's Python looks first."""
+def python_path(suite: Suite, *packages: Path) -> str:
+    """Return the directories in which a suite's Python looks first, as PYTHONPATH."""
     before = environment_of(suite.before).glob("lib/python*/site-packages") if suite.before else ()
     return os.pathsep.join(map(str, [*packages, *before]))
 
 
 def installed_version(python: Path, suite: Suite) -> str:
-    """Return the version that was tried."""
+    """Return the version of the package that a suite tests."""
     code = f"import importlib.metadata as m; print(m.version({suite.package!r}))"
-    environment = os.environ | {"PYTHONPATH": paths(suite)}
+    environment = os.environ | {"PYTHONPATH": python_path(suite)}
     line = [python, "-P", "-c", code]
     return subprocess.run(line, env=environment, capture_output=True, text=True, check=True).stdout.strip()
 
