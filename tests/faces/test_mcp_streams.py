@@ -264,9 +264,9 @@ def test_of_a_line_without_an_end_only_its_beginning_is_told_as_progress(greeted
 
 
 def test_a_command_that_has_ended_is_remembered_until_there_are_too_many() -> None:
-    from fumehood.faces.mcp.clients import Jobs
+    from fumehood.faces.mcp.clients import BackgroundCommands
 
-    jobs = Jobs()
+    jobs = BackgroundCommands()
     for _ in range(64):
         jobs.start("one", lambda **_wishes: None).stop()
     assert jobs.find("one", "job-1").name == "job-1"

@@ -43,9 +43,9 @@ def job(**changed: Any) -> dict[str, Any]:
 def test_a_field_that_is_not_of_its_kind_is_named(name: str, value: Any) -> None:
     from fumehood.service.fleet import jobs
 
-    assert jobs.read(json.dumps(job())).id == "0" * 26
+    assert jobs.read_job(json.dumps(job())).id == "0" * 26
     with pytest.raises(BadRequest, match=f"the job's {name} is not"):
-        jobs.read(json.dumps(job(**{name: value})))
+        jobs.read_job(json.dumps(job(**{name: value})))
 
 
 def test_a_field_too_many_or_too_few_is_refused() -> None:
@@ -53,7 +53,7 @@ def test_a_field_too_many_or_too_few_is_refused() -> None:
 
     for fields in (job(more=1), {name: value for name, value in job().items() if name != "cwd"}):
         with pytest.raises(BadRequest, match="fields"):
-            jobs.read(json.dumps(fields))
+            jobs.read_job(json.dumps(fields))
 
 
 @given(name=st.sampled_from(sorted(job())), value=ANY)
@@ -61,7 +61,7 @@ def test_whatever_stands_in_a_field_is_taken_or_refused(name: str, value: Any) -
     from fumehood.service.fleet import jobs
 
     try:
-        jobs.accepted(json.dumps(job(**{name: value})), "", "fumehood-job", OPEN)
+        jobs.accept_job(json.dumps(job(**{name: value})), "", "fumehood-job", OPEN)
     except (BadRequest, Refused):
         return
 
@@ -70,7 +70,7 @@ def test_a_worker_accepts_what_its_configuration_allows_and_nothing_late() -> No
     from fumehood.service.fleet import jobs
 
     def accepted(policy: Policy = OPEN, **changed: Any) -> Any:
-        return jobs.accepted(json.dumps(job(**changed)), "", "fumehood-job", policy)
+        return jobs.accept_job(json.dumps(job(**changed)), "", "fumehood-job", policy)
 
     assert accepted(hosts=["pypi.org:443", "a.example.org:80"]).hosts
     for changed in ({"hosts": ["pypi.org:80"]}, {"hosts": ["*"]}, {"root": "alpine"}, {"expires_at": time.time() - 1}):
@@ -84,8 +84,8 @@ def test_of_each_limit_the_lower_one_counts() -> None:
     from fumehood.service.fleet import jobs
 
     worker = OPEN.replace(limits=Limits(memory=1000, processes=10), timeout=50)
-    asked = jobs.read(json.dumps(job(limits={"memory": 2000, "processes": 5, "cpu": 7}, timeout=100)))
-    policy = jobs.limited(worker, asked)
+    asked = jobs.read_job(json.dumps(job(limits={"memory": 2000, "processes": 5, "cpu": 7}, timeout=100)))
+    policy = jobs.policy_for_job(worker, asked)
     limits = policy.limits
     assert (limits.memory, limits.processes, limits.cpu, policy.timeout) == (1000, 5, 7, 50)
 
@@ -103,15 +103,15 @@ SUM = "a" * 64
     ],
 )  # fmt: skip
 def test_a_manifest_leads_nowhere_else(entries: Any) -> None:
-    from fumehood.service.fleet.jobs import read_manifest
+    from fumehood.service.fleet.base import read_manifest
 
     with pytest.raises(BadRequest, match="manifest"):
         read_manifest(json.dumps({"format": 1, "name": "project", "entries": entries}).encode())
 
 
 def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.jobs import FileBlobs
-    from fumehood.service.fleet.sender import send_base, survey_project
+    from fumehood.service.fleet.base import send_base, survey_project
+    from fumehood.service.fleet.blobs import FileBlobs
     from fumehood.service.fleet.worker import BaseCache
     from fumehood.store.places import places
 
@@ -141,7 +141,7 @@ def test_a_base_is_laid_out_once_and_shares_its_files(project: Path, home: Path,
 
 
 def test_a_secret_stays_at_home_wherever_it_lies_and_whatever_leads_to_it(project: Path, home: Path) -> None:
-    from fumehood.service.fleet.sender import survey_project
+    from fumehood.service.fleet.base import survey_project
     from fumehood.store.places import places
 
     goes = ("a.py", "dotfiles/.config/gh.lua", "example.env", ".env.sample")
@@ -167,7 +167,7 @@ def bytes_read() -> int:
 
 
 def test_a_file_that_is_as_it_was_is_not_read_again(project: Path, home: Path) -> None:
-    from fumehood.service.fleet.sender import survey_project
+    from fumehood.service.fleet.base import survey_project
     from fumehood.store.places import places
 
     size = 1 << 20
@@ -194,8 +194,8 @@ def test_a_file_that_is_as_it_was_is_not_read_again(project: Path, home: Path) -
 
 
 def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.jobs import FileBlobs, Missing
-    from fumehood.service.fleet.sender import send_base, survey_project
+    from fumehood.service.fleet.base import send_base, survey_project
+    from fumehood.service.fleet.blobs import FileBlobs, MissingContent
     from fumehood.service.fleet.worker import BaseCache
     from fumehood.store.places import places
 
@@ -206,13 +206,13 @@ def test_what_a_store_has_changed_is_not_taken(project: Path, home: Path, test_d
     for path in store.rglob("*"):
         if path.is_file() and path.name != name:
             path.write_bytes((store / name[:2] / name).read_bytes())
-    with pytest.raises(Missing, match="damaged"):
+    with pytest.raises(MissingContent, match="damaged"):
         BaseCache(str(test_directory / "cache"), blobs).tree(name)
 
 
 def test_copies_that_were_not_used_for_long_make_room(project: Path, home: Path, test_directory: Path) -> None:
-    from fumehood.service.fleet.jobs import FileBlobs
-    from fumehood.service.fleet.sender import send_base, survey_project
+    from fumehood.service.fleet.base import send_base, survey_project
+    from fumehood.service.fleet.blobs import FileBlobs
     from fumehood.service.fleet.worker import BaseCache, clean_cache
     from fumehood.store.places import places
 

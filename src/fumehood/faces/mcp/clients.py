@@ -45,7 +45,7 @@ class Clients:
         fallback_askers: "Sequence[Ask]" = (),
     ) -> None:  # fmt: skip
         self.fallback_askers = tuple(fallback_askers)
-        self.jobs = Jobs()
+        self.jobs = BackgroundCommands()
         self.open_questions = OpenQuestions()
         self._project = None if project is None else os.path.realpath(project)
         self.session = session
@@ -86,7 +86,7 @@ class Clients:
             return ""
         return _client_name(_connection_id(context.headers), context.headers or {})
 
-    def job(self, context: Context[Any, Any], name: str) -> "Job":
+    def job(self, context: Context[Any, Any], name: str) -> "BackgroundCommand":
         """Return a command that a client started."""
         return self.jobs.find(self.client_name(context), name)
 
@@ -207,7 +207,7 @@ Target = Annotated[CallTarget, Resolve(find_target)]  # the annotation of a tool
 
 # ---- Commands in the background.
 
-class Job:
+class BackgroundCommand:
     """One command in the background."""
 
     def __init__(self, name: str, work: "Callable[..., Run]") -> None:
@@ -277,14 +277,14 @@ class Job:
         self._thread.join()
 
 
-class Jobs:
+class BackgroundCommands:
     """The background commands of all clients; each client sees only its own, and numbers them from 1."""
 
     def __init__(self) -> None:
-        self._jobs: dict[tuple[str, str], Job] = {}
+        self._jobs: dict[tuple[str, str], BackgroundCommand] = {}
         self._counts: dict[str, int] = {}
 
-    def start(self, client: str, work: Callable[..., Any]) -> Job:
+    def start(self, client: str, work: Callable[..., Any]) -> BackgroundCommand:
         """Start a command in the background."""
         ended = [key for key, job in self._jobs.items() if not job.is_running]
         for key in ended[: max(0, len(self._jobs) - _MAX_JOBS + 1)]:
@@ -293,10 +293,10 @@ class Jobs:
             raise BadRequest(f"{_MAX_JOBS} commands are running already", hint="stop_command ends one")
         self._counts[client] = self._counts.get(client, 0) + 1
         name = f"job-{self._counts[client]}"
-        self._jobs[client, name] = Job(name, work)
+        self._jobs[client, name] = BackgroundCommand(name, work)
         return self._jobs[client, name]
 
-    def find(self, client: str, name: str) -> Job:
+    def find(self, client: str, name: str) -> BackgroundCommand:
         """Return a job of a client by its name."""
         if (client, name) not in self._jobs:
             raise BadRequest(f"there is no job {name}", hint="start_command returns its name")

@@ -37,7 +37,7 @@ from fumehood.core.report import (
 )
 from fumehood.core.wording import NOT_OURS, make_visible
 from fumehood.errors import BadRequest, ChangedMeanwhile, FumehoodError
-from fumehood.faces.mcp.clients import MARK, CallTarget, Job, Target, clients_of, find_askers
+from fumehood.faces.mcp.clients import MARK, BackgroundCommand, CallTarget, Target, clients_of, find_askers
 from fumehood.store.history import LAST
 
 if TYPE_CHECKING:
@@ -411,7 +411,7 @@ def _find_running(target: CallTarget, name: str) -> "tuple[Sandbox, Run]":
     raise BadRequest(f"no run {shorten(name)} runs now", hint="running lists those that do")
 
 
-def _job_status(job: Job, offset: int) -> CallToolResult:
+def _job_status(job: BackgroundCommand, offset: int) -> CallToolResult:
     begin, printed = job.output(offset)
     output = make_visible(printed[:_MAX_TEXT], MARK)
     error = f"ERROR: {shorten(job.error.message)}" if job.error is not None else ""
