@@ -26,7 +26,7 @@ def place(home):
 
 def write(place, text, age_s=10):
     """Write the configuration as if some time ago: only then is its compiled form kept."""
-    path = config.file_of(place)
+    path = config.configuration_path(place)
     with open(path, "w") as file:
         file.write(text)
     os.chmod(path, 0o644)
@@ -167,7 +167,7 @@ def test_a_file_that_anybody_may_write_is_refused(place):
 
 def test_a_file_that_lies_in_the_project_is_refused(place, project):
     # As people do who keep their settings in a repository.
-    os.symlink(project / "config.toml", config.file_of(place))
+    os.symlink(project / "config.toml", config.configuration_path(place))
     (project / "config.toml").write_text("timeout = 5")
     with pytest.raises(BadConfiguration, match="where commands can write it"):
         config.policy_for(place, [str(project)])
@@ -185,7 +185,7 @@ def test_a_project_named_by_a_link_is_refused_with_its_real_path(place, project,
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "huge"])
 def test_what_is_no_file_is_refused_without_waiting(place, kind):
-    path = config.file_of(place)
+    path = config.configuration_path(place)
     if kind == "directory":
         os.mkdir(path)
     elif kind == "fifo":
@@ -225,11 +225,11 @@ def test_without_a_file_a_run_pays_one_failed_look(place):
 @pytest.mark.parametrize("name", ["config.toml", "."])
 def test_a_link_that_leads_nowhere_is_not_taken_for_no_configuration(home: Path, name: str) -> None:
     ours = places()
-    link = Path(config.file_of(ours)).parent if name == "." else Path(config.file_of(ours))
+    link = Path(config.configuration_path(ours)).parent if name == "." else Path(config.configuration_path(ours))
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(home / "dotfiles")
     with pytest.raises(BadConfiguration, match="is a link that leads nowhere"):
-        config.load(ours)
+        config.load_settings(ours)
     (home / "dotfiles").mkdir()
     if name == ".":
-        assert config.load(ours) == {}
+        assert config.load_settings(ours) == {}

@@ -27,7 +27,7 @@ from fumehood.service.permission import add_granted_access
 from fumehood.service.store import Store
 from fumehood.service.undo import in_turn, on_top, to_redo, undo
 from fumehood.store.audit import Missed
-from fumehood.store.config import file_of, text_of
+from fumehood.store.config import configuration_path, configuration_text
 from fumehood.store.history import CHECKPOINT, LAST, RunFilter
 from fumehood.store.projects import Project
 from fumehood.store.search import Search, page_of_changes, running_with_checkpoints, search
@@ -155,13 +155,14 @@ def read_run(store: Store, run: Run, *, most: int, after: tuple[int, int] = (0, 
 def _lines_of_rules(store: Store, changes: Iterable[Change]) -> dict[str, str]:
     """Return for each rule of the person's that holds something the line of the configuration where it stands."""
     reasons = {change.reason for change in changes if change.reason.startswith(_OWN_RULE)}
-    lines = text_of(store.places).split("\n") if reasons else []
+    lines = configuration_text(store.places).split("\n") if reasons else []
     places = {}
     for reason in reasons:
         glob = reason.partition(": ")[2]
         number = next((at for at, line in enumerate(lines, 1) if glob in line and not line.startswith("#")), 0)
         if number:
-            places[reason] = f"{os.path.basename(file_of(store.places))}:{number}: {lines[number - 1].strip()}"
+            file_name = os.path.basename(configuration_path(store.places))
+            places[reason] = f"{file_name}:{number}: {lines[number - 1].strip()}"
     return places
 
 

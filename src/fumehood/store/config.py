@@ -1,7 +1,7 @@
-"""The person's configuration on disk, and a compiled form of it that a run can afford to read.
+"""The person's configuration on disk, and a compiled form of it that a run can read quickly.
 
-`config.toml` is parsed and checked once for each version of it; what came out lies in the cache, under that
-version's identity. Without a file, a run pays one failed `stat`.
+Each version of `config.toml` is parsed and checked once. The result is cached, with that version's identity. If there
+is no file, a run pays one failed `stat`.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     Settings = dict[str, dict[str, Any]]
 
 
-_FORMAT = "3"  # another one where the same text comes to mean something else
-_LONGEST = 1 << 20
-_OTHERS_WRITE = 0o002
-# A file time can be as coarse as 10 ms: a version younger than this could still be written without a new identity.
-_SETTLED_NS = 100_000_000
+_FORMAT = "3"  # must change whenever the same text gets another meaning
+_LARGEST_FILE = 1 << 20
+_WRITABLE_BY_OTHERS = 0o002
+# A file time can be as coarse as 10 ms: a younger file could still be written without getting a new identity.
+_SETTLED_AGE_NS = 100_000_000
 
 
-def file_of(places: Places) -> str:
-    """Where the configuration lies, whether it is there or not."""
+def configuration_path(places: Places) -> str:
+    """Return the path of the configuration, existing or not."""
     return f"{places.config}/config.toml"
 
 
-def text_of(places: Places) -> str:
-    """Return what stands in the configuration; nothing where there is none."""
+def configuration_text(places: Places) -> str:
+    """Return the text of the configuration, or "" if there is none."""
     try:
-        with open(file_of(places), encoding="utf-8", newline="") as file:
+        with open(configuration_path(places), encoding="utf-8", newline="") as file:
             return file.read()
     except FileNotFoundError:
         return ""
 
 
 def policy_for(places: Places, roots: Sequence[str]) -> Policy:
-    """Return what holds for a project, named by its roots, the project itself first."""
-    settings = load(places, roots)
+    """Return the policy of a project; `roots` begin with the project itself. Raises BadConfiguration."""
+    settings = load_settings(places, roots)
     policy = Policy()
     for scope in (ALL_PROJECTS, *roots[:1]):
         if scope in settings:
@@ -57,27 +57,30 @@ def policy_for(places: Places, roots: Sequence[str]) -> Policy:
     return policy
 
 
-def load(places: Places, roots: Sequence[str] = ()) -> Settings:
-    """Return the settings for every project ("") and for single ones; raises BadConfiguration."""
-    path = file_of(places)
+def load_settings(places: Places, roots: Sequence[str] = ()) -> Settings:
+    """Return the settings for every project ("") and for single ones; raises BadConfiguration.
+
+    `roots` are those of the project for which they are read: the file must not lie where its commands can write.
+    """
+    path = configuration_path(places)
     try:
         status = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        for place in (path, os.path.dirname(path)):
-            if os.path.islink(place) and not os.path.exists(place):
-                # Without what it leads to, all that the person had forbidden would be allowed.
-                hint = f"bring back what it leads to, or remove it: {place}"
-                raise BadConfiguration(f"the configuration is a link that leads nowhere: {place}", hint=hint) from None
+        for link in (path, os.path.dirname(path)):
+            if os.path.islink(link) and not os.path.exists(link):
+                # If we took this for no configuration, everything that the person has forbidden would be allowed.
+                hint = f"bring back what it leads to, or remove it: {link}"
+                raise BadConfiguration(f"the configuration is a link that leads nowhere: {link}", hint=hint) from None
         return {}
     except OSError as error:
-        raise _unreadable(path, error) from error
-    _check_reach(path, status, (*roots, places.data, f"{places.cache}/scratch"))
+        raise _unreadable_error(path, error) from error
+    _refuse_writable_file(path, status, (*roots, places.data, f"{places.cache}/scratch"))
     compiled = f"{places.cache}/config-{os.geteuid()}"
-    settings = _remembered(compiled, _identity(status))
+    settings = _load_compiled(compiled, _identity(status))
     if settings is None:
         identity, checked = compile_file(path)
         if checked.complaints:
-            raise _refusal(path, checked)
+            raise _complaint_error(path, checked)
         settings = checked.settings
         if identity:
             cache.save(compiled, settings, identity)
@@ -85,30 +88,33 @@ def load(places: Places, roots: Sequence[str] = ()) -> Settings:
 
 
 def compile_file(path: str) -> tuple[bytes, CheckedConfiguration]:
-    """Read and check a configuration; its identity is empty where it may still be changing."""
+    """Read and check a configuration; return its identity too, which is empty if the file may still be changing."""
     from fumehood.core.config import read_configuration
 
     try:
         with Closing(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)) as file:
             before = os.fstat(file)
-            if not stat.S_ISREG(before.st_mode) or before.st_size > _LONGEST:
+            if not stat.S_ISREG(before.st_mode) or before.st_size > _LARGEST_FILE:
                 raise BadConfiguration(f"{path} is not a configuration file", hint="it must be a file of at most 1 MiB")
-            data = os.read(file, _LONGEST + 1)
+            data = os.read(file, _LARGEST_FILE + 1)
             after = os.fstat(file)
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable_error(path, error) from error
     identity = _identity(before)
     age = time.time_ns() - max(after.st_mtime_ns, after.st_ctime_ns)
-    if identity != _identity(after) or age < _SETTLED_NS:
+    if identity != _identity(after) or age < _SETTLED_AGE_NS:
         identity = b""
-    return identity, _without_links(read_configuration(data, home()))
+    return identity, _with_link_complaints(read_configuration(data, home()))
 
 
-def _without_links(checked: CheckedConfiguration) -> CheckedConfiguration:
-    """Complain of projects that are not named by their real path, which is the one they are known by."""
+def _with_link_complaints(checked: CheckedConfiguration) -> CheckedConfiguration:
+    """Return a checked configuration with a complaint for each project that is not named by its real path.
+
+    Projects are known by their real paths only.
+    """
     from fumehood.core.config import Complaint, by_line
 
-    wrong = [
+    complaints = [
         Complaint(
             line=line, key=f'project."{path}"', message="is not the real path of that directory",
             hint=f'write [project."{os.path.realpath(path)}"]',
@@ -116,16 +122,16 @@ def _without_links(checked: CheckedConfiguration) -> CheckedConfiguration:
         for path, line in checked.lines.items()
         if os.path.realpath(path) != path
     ]  # fmt: skip
-    return checked.replace(complaints=by_line([*checked.complaints, *wrong])) if wrong else checked
+    return checked.replace(complaints=by_line([*checked.complaints, *complaints])) if complaints else checked
 
 
-def _unreadable(path: str, error: OSError) -> BadConfiguration:
+def _unreadable_error(path: str, error: OSError) -> BadConfiguration:
     return BadConfiguration(f"cannot read the configuration {path}: {error.strerror}", hint="check its permissions")
 
 
-def _check_reach(path: str, status: os.stat_result, roots: Sequence[str]) -> None:
-    """Refuse a configuration that a command, or anybody, could write: it could loosen every later run."""
-    if status.st_mode & _OTHERS_WRITE:
+def _refuse_writable_file(path: str, status: os.stat_result, roots: Sequence[str]) -> None:
+    """Refuse a configuration that a command or another user could write: it could allow more to all later runs."""
+    if status.st_mode & _WRITABLE_BY_OTHERS:
         raise BadConfiguration(f"anybody may write the configuration {path}", hint=f"chmod go-w {path}")
     real = os.path.realpath(path)
     for root in roots:
@@ -136,7 +142,7 @@ def _check_reach(path: str, status: os.stat_result, roots: Sequence[str]) -> Non
             )
 
 
-def _refusal(path: str, checked: CheckedConfiguration) -> BadConfiguration:
+def _complaint_error(path: str, checked: CheckedConfiguration) -> BadConfiguration:
     first = checked.complaints[0]
     more = len(checked.complaints) - 1
     complaint = f"{path}, line {first.line}: {f'{first.key}: ' if first.key else ''}{first.message}"
@@ -145,16 +151,16 @@ def _refusal(path: str, checked: CheckedConfiguration) -> BadConfiguration:
 
 
 def _identity(status: os.stat_result) -> bytes:
-    """Return what tells one version of the file, read for one home, from all others."""
+    """Return what identifies one version of the file, read for one home."""
     parts = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return os.fsencode(f"fumehood configuration {_FORMAT} {' '.join(map(str, parts))} {home()}")
 
 
-def _remembered(path: str, identity: bytes) -> Settings | None:
-    """Return the settings compiled from this version, or None where they must be made again."""
+def _load_compiled(path: str, identity: bytes) -> Settings | None:
+    """Return the settings that were compiled from this version of the file, or None if they must be compiled again."""
     settings: Settings | None = cache.load(path, identity)
     try:
-        # A field that is no more was compiled by another version of us.
+        # Another version of Fumehood may have compiled them, with other fields.
         for scope in (settings or {}).values():
             Policy().with_settings(scope)
     except (ValueError, TypeError, AttributeError):
@@ -162,28 +168,28 @@ def _remembered(path: str, identity: bytes) -> Settings | None:
     return settings
 
 
-# ---- Change files that a person wrote: their configuration, and other programs' settings; a backup is kept.
+# ---- Changes to files that a person wrote, with a backup: the configuration, and other programs' settings.
 
 _BOM = "\ufeff"
 
 
 def set_key(places: Places, name: str, value: str | list[str]) -> str:
-    """Give a key of the configuration a value, leaving all else as it is written; returns the file's path.
+    """Set a key of the configuration without changing anything else in its text; return the file's path.
 
-    Nothing is written unless the outcome is a configuration that holds, and says the same but for this key.
+    Nothing is written unless the new text is a valid configuration that differs only in this key.
     """
     import json
     import tomllib
 
     import tomlkit
 
-    path = file_of(places)
+    path = configuration_path(places)
     try:
-        before = text_of(places)
+        before = configuration_text(places)
     except (OSError, UnicodeDecodeError) as error:
         raise BadConfiguration(f"cannot read the configuration {path}: {error}", hint="check it") from error
     _refuse_complaints(path, name, before)
-    text = before.removeprefix(_BOM)  # which the readers do not know, and which stays
+    text = before.removeprefix(_BOM)  # the parsers do not know it; the file keeps it
     document, expected = tomlkit.parse(text), tomllib.loads(text)
     table, _, key = name.rpartition(".")
     (document.setdefault(table, tomlkit.table()) if table else document)[key] = value
@@ -197,7 +203,7 @@ def set_key(places: Places, name: str, value: str | list[str]) -> str:
     if not os.path.isdir(os.path.dirname(path)):
         make_private(os.path.dirname(path))
     try:
-        replace(os.path.realpath(path), before, after)  # a link into somebody's dotfiles stays one
+        replace_with_backup(os.path.realpath(path), before, after)  # a link, for example into dotfiles, stays a link
     except OSError as error:
         raise BadConfiguration(
             f"cannot write the configuration {path}: {error.strerror}", hint="check its permissions"
@@ -205,8 +211,8 @@ def set_key(places: Places, name: str, value: str | list[str]) -> str:
     return path
 
 
-def write_checked(path: str, before: str, after: str) -> None:
-    """Write a configuration that a person edited, if it holds, and nobody else changed the file meanwhile."""
+def write_edited(path: str, before: str, after: str) -> None:
+    """Write a configuration that a person edited; raises BadConfiguration if it is invalid, or the file has changed."""
     from fumehood.core.config import read_configuration
 
     complaints = read_configuration(after.encode(), home()).complaints
@@ -221,10 +227,11 @@ def write_checked(path: str, before: str, after: str) -> None:
         raise BadConfiguration(f"{path} was changed meanwhile: nothing was written", hint="load the page again")
     if not os.path.isdir(os.path.dirname(path)):
         make_private(os.path.dirname(path))
-    replace(real, before, after)
+    replace_with_backup(real, before, after)
 
 
 def _refuse_complaints(path: str, name: str, text: str) -> None:
+    """Refuse to set a key in a configuration that is not valid."""
     from fumehood.core.config import read_configuration
 
     complaints = read_configuration(text.encode(), home()).complaints
@@ -234,18 +241,18 @@ def _refuse_complaints(path: str, name: str, text: str) -> None:
         )
 
 
-def replace(path: str, before: str, after: str, *, needs_backup: bool = True) -> str | None:
-    """Replace a file at once, keeping what was there beside it; returns where that is, or None if there was none."""
+def replace_with_backup(path: str, before: str, after: str, *, needs_backup: bool = True) -> str | None:
+    """Replace the content of a file atomically; return the path of the backup beside it, or None if there is none."""
     backup = None
     mode = 0o600
     if os.path.exists(path):
         mode = os.stat(path).st_mode & 0o755
         if needs_backup:
-            first = backup = f"{path}.before-fumehood-{time.strftime('%Y%m%d-%H%M%S')}"
+            usual_name = backup = f"{path}.before-fumehood-{time.strftime('%Y%m%d-%H%M%S')}"
             number = 1
             while os.path.lexists(backup):
                 number += 1
-                backup = f"{first}-{number}"
+                backup = f"{usual_name}-{number}"
             cache.replace_file(backup, before.encode(), mode=mode)
     cache.replace_file(path, after.encode(), by_many=True, mode=mode)
     return backup

@@ -139,10 +139,10 @@ def is_own_tool(call: ToolCall) -> bool:
         return True
     if not names:
         return False
-    from fumehood.store.config import load
+    from fumehood.store.config import load_settings
     from fumehood.store.places import places
 
-    templates = {each["name"] for scope in load(places()).values() for each in scope.get("tools", ())}
+    templates = {each["name"] for scope in load_settings(places()).values() for each in scope.get("tools", ())}
     return not templates.isdisjoint(names)
 
 

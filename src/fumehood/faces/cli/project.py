@@ -30,7 +30,7 @@ from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root, forget, loss, offered, remove_root
 from fumehood.service.restore import EMPTY, KnownFile, known_file, known_files, made_by, place_of, restore, versions
 from fumehood.store.audit import Grant
-from fumehood.store.config import compile_file, file_of, load, policy_for
+from fumehood.store.config import compile_file, configuration_path, load_settings, policy_for
 from fumehood.store.projects import Project
 
 _MAX_SOURCES = 3  # days and runs named in a line
@@ -286,7 +286,7 @@ def _tool(context: Context) -> int:
     subcommands("show", "path", "check"),
 )  # fmt: skip
 def _config(context: Context) -> int:
-    what, path = context.options.subcommand, file_of(context.store.places)
+    what, path = context.options.subcommand, configuration_path(context.store.places)
     if what == "path":
         return context.print_result({"path": path}, path)
     return _check_config(context, path) if what == "check" else _show_config(context, path)
@@ -303,7 +303,7 @@ def _check_config(context: Context, path: str) -> int:
 
         config_remarks = remarks(path, checked)
         # Loading also checks who can write the file.
-        load(context.store.places, _roots_here(context))
+        load_settings(context.store.places, _roots_here(context))
     lines = []
     for complaint in (*complaints, *config_remarks):
         key = f"{Paint()(printable(complaint.key), 'bold')}: " if complaint.key else ""
@@ -320,7 +320,7 @@ def _check_config(context: Context, path: str) -> int:
 def _show_config(context: Context, path: str) -> int:
     roots = _roots_here(context)
     project = roots[0] if roots else None
-    settings = load(context.store.places, roots)
+    settings = load_settings(context.store.places, roots)
     policy = policy_for(context.store.places, roots)
     project_settings, global_settings = settings.get(project, {}) if project else {}, settings.get(ALL_PROJECTS, {})
     keys, lines, sections = [], [], {}

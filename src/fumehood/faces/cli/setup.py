@@ -34,7 +34,7 @@ from fumehood.linux import doctor, probe
 from fumehood.linux.launch import start
 from fumehood.service.permission import Permissions
 from fumehood.service.projects import add_root
-from fumehood.store.config import policy_for, replace, set_key
+from fumehood.store.config import policy_for, replace_with_backup, set_key
 
 _AGENT_CHOICES = (*CLIENTS, "mcp", "python", "none")
 _INSTALLERS = ("apt ", "apt-get ", "dnf ", "pacman ", "apk ", "zypper ")
@@ -376,7 +376,7 @@ def _write(change: SettingsChange) -> str | None:
     path = change.path
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        backup = replace(path, change.before, change.after, needs_backup=change.needs_backup)
+        backup = replace_with_backup(path, change.before, change.after, needs_backup=change.needs_backup)
         for each in (*change.stale_backups, *([path] if change.is_deleted else [])):
             os.unlink(each)
     except OSError as error:

@@ -24,7 +24,7 @@ from fumehood.service.differences import differences
 from fumehood.service.files import catch_up
 from fumehood.service.restore import restore, versions
 from fumehood.service.versions import contents
-from fumehood.store.config import file_of, text_of, write_checked
+from fumehood.store.config import configuration_path, configuration_text, write_edited
 from fumehood.store.files import Files
 from fumehood.store.search import change_at, count_waiting, page_of_changes
 
@@ -210,11 +210,11 @@ def _restore(page: Page, _request: Request, body: dict[str, Any]) -> dict[str, A
 
 
 def _configuration(page: Page, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    return {"path": file_of(page.store.places), "text": text_of(page.store.places)}
+    return {"path": configuration_path(page.store.places), "text": configuration_text(page.store.places)}
 
 
 def _write_configuration(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    write_checked(file_of(page.store.places), body.get("before", ""), body.get("text", ""))
+    write_edited(configuration_path(page.store.places), body.get("before", ""), body.get("text", ""))
     return _configuration(page, request, body)
 
 

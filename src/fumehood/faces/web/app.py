@@ -41,7 +41,7 @@ from fumehood.service import overview, provided
 from fumehood.service.opened import OpenedStore
 from fumehood.service.restore import restore
 from fumehood.store.audit import WEB
-from fumehood.store.config import file_of, text_of, write_checked
+from fumehood.store.config import configuration_path, configuration_text, write_edited
 from fumehood.store.history import UNFINISHED
 from fumehood.store.places import Places
 
@@ -271,9 +271,10 @@ def _restore(page: Page, _request: Request, form: FormData) -> str:
 
 def _write_configuration(page: Page, _request: Request, form: FormData) -> None:
     text, before = (str(form.get(name, "")).replace("\r\n", "\n") for name in ("text", "before"))
-    if "\r\n" in text_of(page.store.places):  # keep the line ends of the file, which a form does not preserve
+    # Keep the line ends of the file, which a form does not preserve.
+    if "\r\n" in configuration_text(page.store.places):
         text, before = text.replace("\n", "\r\n"), before.replace("\n", "\r\n")
-    write_checked(file_of(page.store.places), before, text)
+    write_edited(configuration_path(page.store.places), before, text)
 
 
 def _make_link(page: Page, request: Request) -> Response:

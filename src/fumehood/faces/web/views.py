@@ -36,7 +36,7 @@ from fumehood.service.store import Store
 from fumehood.service.undo import has_backups
 from fumehood.service.versions import MAX_BYTES, contents, three_versions
 from fumehood.store.audit import WEB
-from fumehood.store.config import file_of, text_of
+from fumehood.store.config import configuration_path, configuration_text
 from fumehood.store.files import FileRecord, Files
 from fumehood.store.history import RunFilter
 from fumehood.store.named import DraftRecord
@@ -214,7 +214,8 @@ def settings(page: Page, request: Request) -> View:
     below = os.path.normpath(f"/{path_parameter(request, 'below')}").strip("/")
     entries, is_more = _list_playground(place, below)
     return "settings.html", {
-        "title": "Settings", "file": file_of(page.store.places), "configuration": text_of(page.store.places),
+        "title": "Settings", "file": configuration_path(page.store.places),
+        "configuration": configuration_text(page.store.places),
         "playground": place, "size": provided.playground_size(page.store.places), "below": below, "entries": entries,
         "is_more": is_more, "grants": page.store.grants.all(), "projects": page.store.projects.list_all(),
     }  # fmt: skip
