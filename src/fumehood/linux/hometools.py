@@ -1,8 +1,9 @@
 """Find the parts of a home that programs need: tools with their installations, and nothing else.
 
 A directory on `PATH` is shown with the installation it belongs to. From there, links, the first lines of scripts and
-`pyvenv.cfg` lead to more. Variables and places that can't be found so are listed in `core/masks.py`. Files that a
-command may have written are not followed, except to the Python that a virtual environment is based on.
+`pyvenv.cfg` lead to more. Places that are not found in this way, and variables that name some, are listed in
+`core/masks.py`. Files that a command may have written are not followed, except to the Python that a virtual environment
+is based on.
 """
 
 from __future__ import annotations
@@ -22,25 +23,25 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-_MOST_SAMPLED = 50  # files that are examined to see whether a directory holds programs
-_MOST_INSTALLATIONS = 1000  # looked into for secrets
-_DEEPEST = 4  # of collections of installations
-_MOST_SINGLE = 64  # programs that are shown as single files: each needs a mount
+_MOST_SAMPLE_FILES = 50  # that are examined to see whether a directory holds programs
+_MOST_INSTALLATIONS = 1000  # searched for secrets
+_DEEPEST = 4  # levels of collections of installations
+_MOST_SINGLE_FILES = 64  # programs that are shown as single files: each needs a mount
 _MOST_SHOWN = 256
 _MOST_FOLDERS = 400  # of one root, or of a collection of environments
-_MOST_PROGRAMS = 1000  # followed in all
-_OF_TASKS = (".direnv", ".hatch", ".nox", ".tox", ".venvs")  # have an environment for each of some tasks
-_NOT_LOOKED_INTO = frozenset({".git", "node_modules"})
+_MOST_PROGRAMS = 1000  # whose links and interpreters are followed
+_TASK_ENVIRONMENTS = (".direnv", ".hatch", ".nox", ".tox", ".venvs")  # in each of these is an environment for each task
+_NOT_ENVIRONMENTS = frozenset({".git", "node_modules"})
 _LONGEST_RECORD, _LONGEST_SCRIPT = 1 << 20, 1 << 14
-_MOST_SCRIPTS = 500  # looked into for tokens
+_MOST_SCRIPTS = 500  # searched for tokens
 _LONG_SHEBANG = b"'''exec' "  # pip's form of a first line that is too long for the kernel
 
 
 class VisibleTools(Value):
     """The parts of the homes that are shown, each with the reason in words for people.
 
-    `folders` are real paths of directories or single files. `links` are created again: path, target, reason. `masked`
-    are paths inside the folders that must be hidden. The result is valid while `watched` is current.
+    `folders` are real paths of directories or single files. `links` must be made again: path, target, reason. `masked`
+    are paths in the folders that must be hidden. The result is valid as long as `watched` is.
     """
 
     folders: tuple[tuple[str, str], ...]
@@ -55,8 +56,8 @@ def find_tools(
 ) -> VisibleTools:  # fmt: skip
     """Find the parts of the homes that programs need; homes and roots are real paths.
 
-    The environment must be the person's own: a variable set by a command could make anything visible. `written` are
-    other places that commands write, such as other projects; `hidden` are a person's masks and our own state.
+    The environment must be the person's own: a variable that a command has set could make anything visible. `written`
+    are other places that commands write, such as other projects; `hidden` are a person's masks and our own state.
     """
     search = _ToolSearch(Homes(homes, environment, (*roots, *written), hidden))
     for path in search.homes.values("PATH"):
@@ -86,7 +87,7 @@ class Homes:
         self._environment = environment
         self._written = tuple(f"{place}/" for place in written)
         self._settings = {*self._places([".config"]), *self._paths_in_variable("XDG_CONFIG_HOME")}
-        self.common = set(self._places(tables.COMMON))  # shared by too many to be shown whole
+        self.common = set(self._places(tables.COMMON))  # too many programs share these to show them whole
         self.common.update(place for _, variable in tables.MOVABLE for place in self._paths_in_variable(variable))
         moved = {place for name in tables.MOVED_SECRETS for place in self._paths_in_variable(name)}
         self.moved_secrets = {place for place in moved if not self._is_shared(place)}
@@ -109,7 +110,7 @@ class Homes:
         return [self.disk.resolve(path)[0] or os.path.normpath(path) for path in self.values(variable)]
 
     def usual_place(self, home: str, place: str) -> str:
-        """Return a usual place in a home, or where a variable has moved it."""
+        """Return the path of a usual place in a home, or the path that a variable says instead."""
         for folder, variable in tables.MOVABLE:
             if is_below(place, folder) and (paths := self.values(variable)):
                 return paths[0] + place[len(folder) :]
@@ -121,20 +122,20 @@ class Homes:
             for place, _ in HOME:
                 yield f"{home}/{place}"
                 folder, _, name = place.rpartition("/")
-                above = self.disk.resolve(f"{home}/{folder}")[0]
-                if above:
-                    # Only links are watched here: whoever mounts the masks watches for new ones.
-                    is_link = os.path.islink(f"{above}/{name}")
-                    real = self.disk.resolve(f"{above}/{name}")[0] if is_link else f"{above}/{name}"
+                real_folder = self.disk.resolve(f"{home}/{folder}")[0]
+                if real_folder:
+                    # Only links are watched here: `survey`, which mounts the masks, watches for new ones.
+                    is_link = os.path.islink(f"{real_folder}/{name}")
+                    real = self.disk.resolve(f"{real_folder}/{name}")[0] if is_link else f"{real_folder}/{name}"
                     if real and not self._is_shared(real):
                         yield real
 
     def _is_shared(self, path: str) -> bool:
-        """Return True if hiding a directory would also hide the tools in it."""
+        """Return True if a directory also holds tools, so that it must not be hidden."""
         return path in self.common or any(home.startswith(f"{path}/") for home in self._below_homes)
 
     def describe(self, path: str) -> str:
-        """Return a path as people write it."""
+        """Return a path as people write it, with `~`."""
         home = next((home for home in self.homes if is_below(path, home)), "")
         return f"~{path[len(home) :]}" if home else path
 
@@ -154,12 +155,12 @@ class Homes:
         if f"{path}/".startswith(self._written):
             return True
         for home in self._below_homes:
-            at = len(home)
-            if not path.startswith(home) or path.startswith(".", at):
+            end = len(home)
+            if not path.startswith(home) or path.startswith(".", end):
                 continue
-            while at > 0:
-                at = path.find("/", at + 1)
-                if self.disk.exists(f"{path if at < 0 else path[:at]}/.git"):
+            while end > 0:
+                end = path.find("/", end + 1)
+                if self.disk.exists(f"{path if end < 0 else path[:end]}/.git"):
                     return True
         return False
 
@@ -175,11 +176,11 @@ class Homes:
             return False
         if tables.CONDA in names or (is_manager and "/." in self.describe(path)):
             return True
-        # It has a licence or version file, or only parts of an installation.
+        # Its maker's licence or version file is in it, or nothing but parts of an installation.
         files = [name for name, kind in names.items() if kind != "d"]
-        is_made = any(name in tables.VERSIONS or name.startswith(tables.LICENCES) for name in files)
+        has_makers_file = any(name in tables.VERSIONS or name.startswith(tables.LICENCES) for name in files)
         has_only_parts = all(name in tables.PARTS or name.startswith(".") for name in names)
-        return not tables.SIGNS.isdisjoint(names) and (is_made or has_only_parts)
+        return not tables.SIGNS.isdisjoint(names) and (has_makers_file or has_only_parts)
 
     def holds_programs(self, path: str) -> bool:
         """Return True if a directory is for programs: by its name, or because most of its files are programs."""
@@ -188,12 +189,12 @@ class Homes:
             return False
         if os.path.basename(path) in tables.PROGRAMS:
             return True
-        files = [name for name, kind in sorted(names.items()) if kind == "f"][:_MOST_SAMPLED]
+        files = [name for name, kind in sorted(names.items()) if kind == "f"][:_MOST_SAMPLE_FILES]
         executable = [name for name in files if self.disk.mode(f"{path}/{name}") & 0o111]
         return path not in self.common and len(executable) * 2 > len(files)
 
     def has_python(self, prefix: str) -> bool:
-        """Return True if a Python is installed there; like Python itself, recognise its library by `os.py`."""
+        """Return True if a Python is installed there: like Python itself, we recognise its library by `os.py`."""
         programs = self.disk.listing(f"{prefix}/bin")
         libraries = [name for name in self.disk.listing(f"{prefix}/lib") if name.startswith(("python", "pypy"))]
         return any(name.startswith(("python", "pypy")) for name in programs) and any(
@@ -217,9 +218,9 @@ class Homes:
             is_collection = os.path.basename(path) in tables.COLLECTIONS or (depth > 0 and "bin" not in names)
             if not is_collection:
                 secrets += self._secrets_of(path, names)
-            is_keeper = tables.CONDA in names or not tables.MANAGERS.isdisjoint(names)
+            is_manager = tables.CONDA in names or not tables.MANAGERS.isdisjoint(names)
             for name, kind in sorted(names.items()) if depth < _DEEPEST else ():
-                if kind == "d" and (is_collection or (is_keeper and name in tables.COLLECTIONS)):
+                if kind == "d" and (is_collection or (is_manager and name in tables.COLLECTIONS)):
                     waiting.append((f"{path}/{name}", depth + 1))
                 elif kind == "l" and is_collection:
                     links.append(f"{path}/{name}")
@@ -268,17 +269,17 @@ class _ToolSearch:
         self.homes = homes
         self._disk = homes.disk
         self._folders: dict[str, str] = {}
-        self._prefixes: tuple[str, ...] = ()  # what is in sight, to compare with
+        self._prefixes: tuple[str, ...] = ()  # the shown folders, with a slash: paths inside begin with one of these
         self._links: dict[str, tuple[str, str]] = {}
         self._masked: set[str] = set()
-        self._followed: set[str] = set()
-        self._waiting: list[tuple[str, str]] = []  # directories of programs
+        self._followed: set[str] = set()  # programs, and directories of programs
+        self._waiting: list[tuple[str, str]] = []  # directories of programs to show, each with the reason
         self._interpreters: list[tuple[str, str]] = []
         self._programs_left = _MOST_PROGRAMS
-        self._singles_left = _MOST_SINGLE
+        self._single_files_left = _MOST_SINGLE_FILES
 
     def show_variables(self) -> None:
-        """Show what variables name: installations, libraries and single programs."""
+        """Show the installations, libraries and single programs that variables name."""
         for name in tables.INSTALLATIONS:
             for path in self.homes.values(name):
                 self.show_programs(f"{path}/bin", name)
@@ -298,6 +299,7 @@ class _ToolSearch:
                 self._show_program(path, name)
 
     def show_tool_homes(self, home: str) -> None:
+        """Show the parts of a home that known tools have as their own."""
         for place in tables.SETTINGS:
             self._show_part(self.homes.usual_place(home, place), "settings of programs")
         for variable, place, parts in tables.TOOL_HOMES:
@@ -342,11 +344,12 @@ class _ToolSearch:
                         self.show_programs(f"{inner}/bin", "an environment of the project")
 
     def show_bases(self, root: str) -> None:
-        # Only usual places: if the root were listed, every new file in it would make another search necessary.
+        """Show the Pythons that virtual environments of a root are based on."""
+        # Only the usual places: if we listed the root, every new file in it would make another search necessary.
         folders = [f"{root}/{name}" for name in (".venv", "venv", "env")]
-        for name in _OF_TASKS:
+        for name in _TASK_ENVIRONMENTS:
             names = sorted(self._disk.listing(f"{root}/{name}").items())
-            inner = [each for each, kind in names if kind == "d" and each not in _NOT_LOOKED_INTO]
+            inner = [each for each, kind in names if kind == "d" and each not in _NOT_ENVIRONMENTS]
             folders += [f"{root}/{name}/{each}" for each in inner[:_MOST_FOLDERS]]
         for folder in (root, *folders[:_MOST_FOLDERS]):
             self._show_base(folder)
@@ -359,10 +362,10 @@ class _ToolSearch:
 
     def _show_folder(self, real: str, why: str) -> None:
         above, _, name = real.rpartition("/")
-        is_alone = False
+        is_alone = False  # not part of an installation
         if self.homes.can_show(real) and self._disk.listing(real):
-            if packages := _packages(real):
-                self._add(packages, why)
+            if node_modules := _node_modules_of(real):
+                self._add(node_modules, why)
             elif name in tables.PROGRAMS and self.homes.is_installation(above):
                 self._add(above, why)
             elif self.homes.is_installation(real):
@@ -378,7 +381,7 @@ class _ToolSearch:
             self._follow_programs(real, with_interpreters=is_alone)
 
     def _follow_programs(self, folder: str, *, with_interpreters: bool) -> None:
-        """Follow the links in a directory of programs; if it is not an installation's, also first lines of scripts."""
+        """Follow the links in a directory of programs; `with_interpreters`, also the first lines of scripts."""
         for name, kind in sorted(self._disk.listing(folder).items()):
             if kind == "l":
                 self._show_program(f"{folder}/{name}", f"program {name}")
@@ -394,7 +397,7 @@ class _ToolSearch:
         elif real not in self.homes.common:
             files = [name for name, kind in sorted(self._disk.listing(real).items()) if kind == "f"]
             for name in files:
-                if self._singles_left and _is_program(self._disk.head(f"{real}/{name}")):
+                if self._single_files_left and _is_program(self._disk.head(f"{real}/{name}")):
                     self._add_single(f"{real}/{name}", why)
 
     def _show_program(self, path: str, why: str) -> None:
@@ -411,8 +414,8 @@ class _ToolSearch:
         if not _is_program(head):
             return
         is_writable_by_commands = self.homes.is_writable_by_commands(folder)
-        if packages := _packages(real):
-            self._add(packages, why)
+        if node_modules := _node_modules_of(real):
+            self._add(node_modules, why)
         elif os.path.basename(folder) in tables.PROGRAMS and not is_writable_by_commands:
             self._waiting.append((folder, why))
         elif self.homes.is_installation(folder):
@@ -449,27 +452,27 @@ class _ToolSearch:
         if name != "bin" or not self.homes.is_installation(prefix) or not self.homes.has_python(prefix):
             return
         self._add(prefix, why)
-        for here, target in links:
+        for link, target in links:
             # Only links that lead to this Python are needed; others would reveal their targets.
-            to = self._disk.resolve(here)[0]
-            if (to == prefix or is_below(prefix, to)) and self.homes.can_show(here):
-                self._links.setdefault(here, (target, why))
+            real_target = self._disk.resolve(link)[0]
+            if (real_target == prefix or is_below(prefix, real_target)) and self.homes.can_show(link):
+                self._links.setdefault(link, (target, why))
 
     def _follow(self, path: str, why: str) -> str:
         """Resolve a path and show the links on the way; return "" if a command could have made one of them."""
         if not path.startswith("/"):
             return ""
         real, links = self._disk.resolve(path)
-        if any(self.homes.is_writable_by_commands(os.path.dirname(here)) for here, _ in links):
+        if any(self.homes.is_writable_by_commands(os.path.dirname(link)) for link, _ in links):
             return ""
-        for here, target in links:
-            if self.homes.can_show(here):
-                self._links.setdefault(here, (target, why))
+        for link, target in links:
+            if self.homes.can_show(link):
+                self._links.setdefault(link, (target, why))
         return real
 
     def _add_single(self, path: str, why: str) -> None:
-        if self._singles_left and not self.homes.is_script_with_token(path) and self._add(path, why):
-            self._singles_left -= 1
+        if self._single_files_left and not self.homes.is_script_with_token(path) and self._add(path, why):
+            self._single_files_left -= 1
 
     def _add(self, path: str, why: str) -> bool:
         """Show a directory or a file; return False if it can't be shown."""
@@ -477,20 +480,21 @@ class _ToolSearch:
             return True
         if len(self._folders) >= _MOST_SHOWN or not self.homes.can_show(path):
             return False
-        inside = self.homes.secrets_in(path)
-        if inside is None:
+        secrets_and_links = self.homes.secrets_in(path)
+        if secrets_and_links is None:
             return False
         for inner in [folder for folder in self._folders if is_below(folder, path)]:
             del self._folders[inner]
         self._folders[path] = why
         self._prefixes += (f"{path}/",)
-        secrets, links = inside
-        self._masked.update(secrets)  # settings of a tool that may hold passwords
+        secrets, links = secrets_and_links
+        self._masked.update(secrets)
         for link in links:
             self.show_programs(f"{link}/bin", f"link {os.path.basename(link)}")
         return True
 
     def search_all(self) -> None:
+        """Show all directories of programs and interpreters that were found, and what they lead to."""
         while self._waiting or self._interpreters:
             if self._interpreters:
                 self._show_program(*self._interpreters.pop())
@@ -503,16 +507,16 @@ class _ToolSearch:
     def visible_tools(self) -> VisibleTools:
         self.search_all()
         self._masked.update(self.homes.moved_secrets)
-        inside = self._prefixes
+        links = [path for path in sorted(self._links) if not path.startswith(self._prefixes)]
         return VisibleTools(
             folders=tuple(sorted(self._folders.items())),
-            links=tuple((path, *self._links[path]) for path in sorted(self._links) if not path.startswith(inside)),
-            masked=tuple(path for path in sorted(self._masked) if path.startswith(inside)),
+            links=tuple((path, *self._links[path]) for path in links),
+            masked=tuple(path for path in sorted(self._masked) if path.startswith(self._prefixes)),
             watched=self._disk.watched,
         )
 
 
-def _packages(path: str) -> str:
+def _node_modules_of(path: str) -> str:
     """Return the outermost `node_modules` that contains a path, or ""."""
     above, between, _ = f"{path}/".partition("/node_modules/")
     return f"{above}/node_modules" if between else ""
@@ -523,7 +527,7 @@ def _is_program(head: bytes) -> bool:
 
 
 def _interpreters(head: bytes) -> Iterator[str]:
-    """Yield the interpreters that a script names in its first line, or in the second if that is too long."""
+    """Yield the interpreters that a script names in its first line, or in the second if the first would be too long."""
     if not head.startswith(b"#!"):
         return
     first, _, rest = head[2:].partition(b"\n")

@@ -105,13 +105,13 @@ class Staging:
                 if step.act in (SWAP, PUT, TAKE, MKDIR):
                     make_parents(target, step.parent)
                 if step.act in (SWAP, PUT, MKDIR):
-                    there = target.get(step.parent)
-                    with Closing(tree.open_to_read(step.parent, PATH_ONLY)) as source:
+                    target_dir = target.get(step.parent)
+                    with Closing(tree.open_to_read(step.parent, PATH_ONLY)) as source_dir:
                         if step.act != MKDIR:
-                            copy_entry(source, step.name, there, step.name, links, step.change.path)
-                        elif stat_entry(source, step.name) is not None:
-                            os.mkdir(step.name, 0o700, dir_fd=there)
-                            copy_directory_metadata(source, there, step.name)
+                            copy_entry(source_dir, step.name, target_dir, step.name, links, step.change.path)
+                        elif stat_entry(source_dir, step.name) is not None:
+                            os.mkdir(step.name, 0o700, dir_fd=target_dir)
+                            copy_directory_metadata(source_dir, target_dir, step.name)
         # The copies will be in the project, except for directories, which are made there.
         copies = dict(walk(self.directory, ""))
         made = {step.change.path for step in steps if step.act == MKDIR}
@@ -147,33 +147,30 @@ class Staging:
             if stat_entry(above, ORIGINALS_DIR) is None:
                 return  # an earlier call has done everything: the directory is removed last
             with (
-                Closing(open_below(above, ORIGINALS_DIR)) as home,
+                Closing(open_below(above, ORIGINALS_DIR)) as originals,
                 Closing(open_top(self._upper)) as layer,
                 AccessibleTree(layer) as target,
-                AccessibleTree(home) as source,
+                AccessibleTree(originals) as source,
             ):
-                opened_parent = None
+                latest_parent = None
                 for step in steps:
-                    if step.act in _ACTS_WITH_ORIGINALS and step.change.verdict == c.APPLIED:
-                        if step.parent != opened_parent or step.act == RMDIR:
-                            directory = step.change.path if step.act == RMDIR else step.parent
-                            _remove_deletion_marks(layer, target, directory)
-                        if step.parent != opened_parent:
-                            source.make_accessible(step.parent)
-                            target.make_accessible(step.parent)
-                            make_parents(layer, step.parent)
-                            opened_parent = step.parent
-                        with (
-                            Closing(source.open_as_is(step.parent)) as source_dir,
-                            Closing(target.open_as_is(step.parent)) as target_dir,
-                        ):
-                            if step.act == RMDIR:  # the layer's directory takes the place of the removed one
-                                make_parents(target_dir, step.name)
-                                copy_directory_metadata(source_dir, target_dir, step.name)
-                                if step.change.before is not None:
-                                    os.chmod(step.name, step.change.before.mode, dir_fd=target_dir)
-                            else:
-                                _move_original(source_dir, target_dir, step)
+                    if step.act not in _ACTS_WITH_ORIGINALS or step.change.verdict != c.APPLIED:
+                        continue
+                    if step.parent != latest_parent or step.act == RMDIR:
+                        _remove_deletion_marks(layer, target, step.change.path if step.act == RMDIR else step.parent)
+                    if step.parent != latest_parent:
+                        source.make_accessible(step.parent)
+                        target.make_accessible(step.parent)
+                        make_parents(layer, step.parent)
+                        latest_parent = step.parent
+                    with (
+                        Closing(source.open_as_is(step.parent)) as source_dir,
+                        Closing(target.open_as_is(step.parent)) as target_dir,
+                    ):
+                        if step.act == RMDIR:
+                            _replace_removed_directory(source_dir, target_dir, step)
+                        else:
+                            _move_original(source_dir, target_dir, step)
             # Renamed before it is removed: a half-removed one must not be taken for one that is still to be moved.
             remove_tree(above, OLD_ORIGINALS_DIR)
             os.rename(ORIGINALS_DIR, OLD_ORIGINALS_DIR, src_dir_fd=above, dst_dir_fd=above)
@@ -204,11 +201,19 @@ def _remove_deletion_marks(layer: int, layer_tree: AccessibleTree, path: str) ->
                 return
 
 
+def _replace_removed_directory(source_dir: int, target_dir: int, step: Step) -> None:
+    """Make the layer's directory the original of a directory that was removed from the project."""
+    make_parents(target_dir, step.name)
+    copy_directory_metadata(source_dir, target_dir, step.name)
+    if step.change.before is not None:
+        os.chmod(step.name, step.change.before.mode, dir_fd=target_dir)
+
+
 def _move_original(source_dir: int, target_dir: int, step: Step) -> None:
     """Move the copy of an original into the layer; if there is no original, remove the layer's own entry."""
     name, before = step.name, step.change.before
     original = stat_entry(source_dir, name)
-    if original is not None or step.act == PUT:  # else it was done before an interruption
+    if original is not None or step.act == PUT:  # otherwise it was moved before an interruption
         remove_tree(target_dir, name)
     if original is not None:
         if stat.S_ISDIR(original.st_mode) and not original.st_mode & 0o200:
@@ -233,8 +238,8 @@ def exchange(first: int, second: int, name: str) -> None:
     """Swap the entries of two directories, whatever their kinds."""
     if _try_rename(first, second, name, libc.RENAME_EXCHANGE):
         return
-    kinds = [os.stat(name, dir_fd=each, follow_symlinks=False).st_mode for each in (first, second)]
-    if not any(map(stat.S_ISDIR, kinds)) and _link_aside(first, second, name):
+    modes = [os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode for directory in (first, second)]
+    if not any(map(stat.S_ISDIR, modes)) and _link_aside(first, second, name):
         # At no time is the name absent, and the entry that is replaced keeps its second name.
         try:
             os.rename(name, name, src_dir_fd=first, dst_dir_fd=second)
@@ -273,11 +278,11 @@ def move(source: int, target: int, name: str) -> None:
     os.rename(name, name, src_dir_fd=source, dst_dir_fd=target)
 
 
-def _try_rename(source: int, target: int, name: str, how: int) -> bool:
+def _try_rename(source: int, target: int, name: str, flag: int) -> bool:
     """Rename or swap by one system call; return False if the file system does not support it."""
     raw = os.fsencode(name)
     try:
-        libc.renameat2(source, raw, target, raw, how)
+        libc.renameat2(source, raw, target, raw, flag)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
@@ -299,7 +304,7 @@ def finish_swap(layer: int, live_dir: int, name: str, is_ours: Callable[[os.stat
     elif live is None:
         os.rename(ASIDE, name, src_dir_fd=layer, dst_dir_fd=live_dir)
     elif not stat.S_ISDIR(aside.st_mode):
-        os.unlink(ASIDE, dir_fd=layer)  # a second name of an entry that is there, or that somebody has replaced since
+        os.unlink(ASIDE, dir_fd=layer)  # a second name of the live entry, or of one that somebody has replaced since
 
 
 def _link_aside(aside_dir: int, entry_dir: int, name: str) -> bool:
@@ -339,11 +344,12 @@ COPIES_DIR = "apart"  # the directory of copies, beside the layer
 class HardLinkBreaker(Closable):
     """Replaces files of a layer by copies; names that shared an inode in the layer share the copy's.
 
-    `version` is the attribute of a change that has the stamp of the layer's file: "before" or "after".
+    `tree` is the layer's. `version` is the attribute of a change that has the stamp of the layer's file: "before" or
+    "after".
     """
 
     def __init__(self, layer: int, tree: AccessibleTree, version: str) -> None:
-        self._loosened = tree
+        self._tree = tree
         self._version = version
         self._above = os.open("..", PATH_ONLY | os.O_CLOEXEC, dir_fd=layer)
 
@@ -361,7 +367,7 @@ class HardLinkBreaker(Closable):
                 inode = self._stamp(change).inode
                 if inode not in copied_inodes:
                     parent, name = split(change.path)
-                    with Closing(self._loosened.open_to_read(parent)) as directory:
+                    with Closing(self._tree.open_to_read(parent)) as directory:
                         copy_file(directory, name, copies, str(inode))
                     copied_inodes.add(inode)
 
@@ -371,10 +377,10 @@ class HardLinkBreaker(Closable):
         try:
             for change in changes:
                 stamp, (parent, name) = self._stamp(change), split(change.path)
-                with Closing(self._loosened.open_to_change(parent)) as directory:
-                    if copies >= 0 and stat_entry(copies, str(stamp.inode)) is not None:
+                copy_name, link_name = str(stamp.inode), f"{stamp.inode}.link"
+                with Closing(self._tree.open_to_change(parent)) as directory:
+                    if copies >= 0 and stat_entry(copies, copy_name) is not None:
                         # By a second name: several changes may need the copy.
-                        copy_name, link_name = str(stamp.inode), f"{stamp.inode}.link"
                         remove_tree(copies, link_name)
                         os.link(copy_name, link_name, src_dir_fd=copies, dst_dir_fd=copies, follow_symlinks=False)
                         os.rename(link_name, name, src_dir_fd=copies, dst_dir_fd=directory)
@@ -393,8 +399,8 @@ class HardLinkBreaker(Closable):
 # ---- Find files that other programs have open for writing: after a swap, their next write would be lost.
 #
 # The kernel grants a read lease only if nobody has the file open for writing, by any of its names, or has mapped it
-# writable. Programs that only read lose nothing and do not count. Where there are no leases (some file systems, files
-# of other users), `/proc` shows the open files of the programs that we may look at, and the locks of all others.
+# writable. Programs that only read lose nothing and do not count. If there are no leases (on some file systems, and for
+# files of other users), `/proc` shows the open files of the programs that we may examine, and the locks of all others.
 
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Global names are quicker than attributes: each function is called once for every path that is swapped.
@@ -411,7 +417,7 @@ def find_files_in_use(
 ) -> dict[tuple[int, str], str]:
     """Return the files that applied changes replace or remove while programs write them, with a text naming these.
 
-    If a database's journal is changed, the database itself is looked at too: both together are one state. `swaps_ask`
+    If a database's journal is changed, the database itself is checked, too: both together are one state. `swaps_ask`
     says that each swap checks for itself, so modified files are left out here.
     """
     texts: dict[tuple[int, str], str] = {}
@@ -432,7 +438,7 @@ def find_files_in_use(
 
 
 def stat_unless_written(directory: int, name: bytes) -> os.stat_result | None:
-    """Return a file's status, or None if a program has it open for writing or a lease can't tell."""
+    """Return a file's status, or None if no lease is granted: then a program may have it open for writing."""
     file = -1
     try:
         file = _open(name, _READING, dir_fd=directory)
@@ -482,12 +488,12 @@ def _file_id(parents: DirectoryCache, path: str) -> tuple[int, int]:
     try:
         status = stat_entry(parents.get(parent), name)
     except OSError:
-        status = None  # in a directory that is closed to us: the swap reports that
+        status = None  # its directory is closed to us: the swap will report that
     return (0, 0) if status is None else (status.st_dev, status.st_ino)
 
 
 def _programs_with_open_files(names: set[str]) -> dict[tuple[int, int], Programs]:
-    """Return the processes, of those that we may look at, that have files of these names open for writing.
+    """Return the processes that have files of these names open for writing, as far as we may examine them.
 
     Only descriptors of these names are examined: a stat may hang if the server of a file system is gone.
     """
@@ -505,13 +511,13 @@ def _programs_with_open_files(names: set[str]) -> dict[tuple[int, int], Programs
                 status = os.stat(file)
             except OSError:
                 continue  # closed meanwhile
-            if program := _program_name(process):  # else it has ended
+            if program := _program_name(process):  # otherwise it has ended
                 writers.setdefault((status.st_dev, status.st_ino), {})[process] = program
     return writers
 
 
 def _programs_with_locks(parents: DirectoryCache, paths: Sequence[str]) -> dict[str, Programs]:
-    """Return the paths that are locked, or whose journal is, by a process of any user.
+    """Return the paths that a process of any user has locked, or whose journal it has locked.
 
     A database is locked while it is written.
     """
@@ -523,7 +529,7 @@ def _programs_with_locks(parents: DirectoryCache, paths: Sequence[str]) -> dict[
                 continue
             major, minor, inode = place.split(":")
             programs = lockers.setdefault((os.makedev(int(major, 16), int(minor, 16)), int(inode)), {})
-            if program := _program_name(process):  # empty if processes share the open file, or it is out of our sight
+            if program := _program_name(process):  # "" if several processes share the lock, or if we can't see it
                 programs[process] = program
     return {
         path: lockers[identity]
