@@ -34,7 +34,7 @@ from fumehood.linux.confine import can_scope
 from fumehood.service import overview
 from fumehood.service.ask import Desk, ask_all
 from fumehood.service.opened import OpenedStore
-from fumehood.service.overview import Chosen, perform, shown_at
+from fumehood.service.overview import Choice, perform, state_id
 from fumehood.store.search import page_of_changes
 from patience import LONG_S, eventually, in_time
 
@@ -105,7 +105,7 @@ class Watcher:
 
         def is_shown() -> bool:
             each = view._runs.get(run)
-            return each is not None and each.run.state == "held" and each.seen == shown_at(self.app.store, each.run)
+            return each is not None and each.run.state == "held" and each.seen == state_id(self.app.store, each.run)
 
         await self.until(is_shown)
 
@@ -258,11 +258,11 @@ def test_what_changes_while_it_is_read_is_not_accepted(
         return page
 
     monkeypatch.setattr(overview, "page_of_changes", read)
-    shown = overview.read_run(opened, run, most=100, only_waiting=True)
+    shown = overview.read_run(opened, run, limit=100, only_waiting=True)
     assert "sub/new.py" in [change.path for change in shown.changes]
     for paths in ((), ("app.py",)):
         with pytest.raises(ChangedMeanwhile, match="changed since it was shown"):
-            perform(opened, opened.history.find(run.run), Chosen(act="apply", paths=paths, seen=shown.seen))
+            perform(opened, opened.history.find(run.run), Choice(act="apply", paths=paths, seen=shown.seen))
     assert verdicts(cli, run.run)["app.py"] == "held"
 
 

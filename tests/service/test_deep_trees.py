@@ -267,7 +267,7 @@ def test_what_a_command_nests_deeply_is_shown_while_it_runs(sandbox: Sandbox, st
     script = f"{nest(_DEEP, 'pass')[2]}open('f', 'w').close()\nprint('ready', flush=True)\ninput()"
     with sandbox.start(["python3", "-c", script]) as command:
         assert command.stdout.readline() == "ready\n"
-        (path,), is_more = overview.written(store, sandbox.find(command.run), 10)
+        (path,), is_more = overview.written_paths(store, sandbox.find(command.run), 10)
         assert (path.path, is_more) == (f"{_NAME}/" * _DEEP + "f", False)
         command.kill()
         sandbox.discard(command.run)

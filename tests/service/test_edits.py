@@ -17,9 +17,9 @@ from fumehood.faces.cli.hook_clients import CLIENTS, ToolCall
 from fumehood.service import edits
 from fumehood.service.differences import differences
 from fumehood.service.opened import OpenedStore
-from fumehood.service.overview import redo_session, undo_session
 from fumehood.service.store import Store
 from fumehood.service.undo import undo
+from fumehood.service.undo_groups import redo_session, undo_session
 from fumehood.store.edits import EditedProject
 from fumehood.store.history import RunFilter
 from fumehood.store.places import FileLock

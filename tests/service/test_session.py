@@ -20,7 +20,7 @@ from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
 from fumehood.core.questions import Question
 from fumehood.core.report import Blocked
 from fumehood.linux.probe import CAPTURES
-from fumehood.service import overview
+from fumehood.service import undo_groups
 from fumehood.service.hood import Caller
 from fumehood.service.sandbox import run_in
 from fumehood.service.session import leave_link
@@ -540,14 +540,14 @@ def test_ctrl_c_finds_all_of_a_session_undone_or_nothing(
 ) -> None:
     for name in ("one", "two"):
         agent.run(f"echo {name} > {name}")
-    undo = overview.undo
+    undo = undo_groups.undo
 
     def undo_and_interrupt(*arguments: Any, **options: Any) -> Run:
         back = undo(*arguments, **options)
         signal.raise_signal(signal.SIGINT)
         return back
 
-    monkeypatch.setattr(overview, "undo", undo_and_interrupt)
+    monkeypatch.setattr(undo_groups, "undo", undo_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
         agent.undo_session()
     assert os.listdir(project) == []

@@ -21,7 +21,6 @@ from fumehood.service.dialogue import end_all
 from fumehood.service.differences import each_difference
 from fumehood.service.hood import Hood
 from fumehood.service.opened import OpenedStore, upkeep
-from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
 from fumehood.service.permission import Permissions, decide_access, earlier_answer, question_about_access
 from fumehood.service.projects import ThrownDirectory, add_root, reset
 from fumehood.service.restore import known_file, known_files, place_of, restore
@@ -29,6 +28,7 @@ from fumehood.service.session import keep_variables, session_of, unreported
 from fumehood.service.started import end_underway
 from fumehood.service.undo import last_to_undo, undo
 from fumehood.service.undo import to_redo as undo_of
+from fumehood.service.undo_groups import redo_command, redo_session, undo_command, undo_session
 from fumehood.store.audit import PYTHON
 from fumehood.store.config import policy_for
 from fumehood.store.history import LAST, RunFilter

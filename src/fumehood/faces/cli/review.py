@@ -25,10 +25,10 @@ from fumehood.faces.cli.screen import Keys, columns, show_progress, terminal_tur
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import upkeep
-from fumehood.service.overview import redo_command, redo_session, undo_command, undo_session
 from fumehood.service.session import project_of
 from fumehood.service.settle import changes_at
 from fumehood.service.undo import last_to_undo, to_redo, undo
+from fumehood.service.undo_groups import redo_command, redo_session, undo_command, undo_session
 from fumehood.store.history import CHECKPOINT, LAST
 
 _TERMINAL_EXTRA = ("textual", "rich")  # packages that the extra `terminal` brings

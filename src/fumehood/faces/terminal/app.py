@@ -30,7 +30,7 @@ from fumehood.faces.terminal.changes import ChangesView, HistoryView, RunScreen
 from fumehood.faces.terminal.widgets import ActingView, TextView, both_outputs, safe_text
 from fumehood.service import overview
 from fumehood.service.ask import Desk, OpenQuestion
-from fumehood.service.overview import Chosen, LiveCommand
+from fumehood.service.overview import Choice, LiveCommand
 from fumehood.service.store import Store
 from fumehood.store.audit import Missed
 from fumehood.store.history import RunFilter
@@ -78,15 +78,15 @@ class RunningView(ActingView):
 
     def read_news(self) -> Callable[[], None] | None:
         """Read the running commands, and the end of the chosen command's output."""
-        commands = overview.running(self.store, self._reach)
+        commands = overview.live_commands(self.store, self._reach)
         runs = {each.run.run: each.run for each in commands}
         chosen = runs.get(self._chosen) or next(iter(runs.values()), None)
         if chosen is None:
             is_shown = self._output == _NOTHING_RUNS
             return None if is_shown else lambda: self._show([], "", [Text("Nothing runs.", "dim")], _NOTHING_RUNS)
         streams = ("stdout", "stderr")
-        ends = tuple(overview.printed_last(self.store, chosen, stream, _MAX_OUTPUT_BYTES) for stream in streams)
-        paths, is_more = overview.written(self.store, chosen, _MAX_WRITTEN)
+        ends = tuple(overview.end_of_output(self.store, chosen, stream, _MAX_OUTPUT_BYTES) for stream in streams)
+        paths, is_more = overview.written_paths(self.store, chosen, _MAX_WRITTEN)
         now = chosen.run, ends, tuple(paths)
         lines: list[Text] | None = None
         if now != self._output:
@@ -126,12 +126,12 @@ class RunningView(ActingView):
         run = self._runs.get(self._chosen)
         if run is not None:
             question = f"End #{run.number}: {fit_columns(printable(run.command), 150)}? What it wrote is held."
-            self.ask_first(question, lambda: self.act(run, Chosen(act="stop")))
+            self.ask_first(question, lambda: self.act(run, Choice(act="stop")))
 
     def action_checkpoint(self) -> None:
         run = self._runs.get(self._chosen)
         if run is not None:
-            self.act(run, Chosen(act="checkpoint"))
+            self.act(run, Choice(act="checkpoint"))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         return action not in ("stop", "checkpoint") or bool(self._runs)
@@ -305,8 +305,8 @@ class Views(App[None]):
         self.desk = Desk(store.places)
         self.presence = self.desk.attend()
         self._first, self._project = view, project
-        self._held = held or (lambda: overview.waiting(store, most=_MAX_HELD)[0])
-        self._count_held: Callable[[], int] = lambda: overview.count_waiting(store) if held is None else len(held())
+        self._held = held or (lambda: overview.held_runs(store, limit=_MAX_HELD)[0])
+        self._count_held: Callable[[], int] = lambda: overview.count_held_runs(store) if held is None else len(held())
         self._asked: tuple[str, ...] = ()
         self._is_looking = False
         self.looks = 0  # how often news was shown, for tests

@@ -25,7 +25,7 @@ from fumehood.faces.cli.run_text import SIGNS, STATES, absolute_path
 from fumehood.faces.terminal.widgets import ActingView, HunkList, TextView, both_outputs, safe_text
 from fumehood.service import decide
 from fumehood.service.differences import difference_of
-from fumehood.service.overview import Chosen, ReadRun, read_run, searched, shown_at
+from fumehood.service.overview import Choice, ReadRun, read_run, search_runs, state_id
 from fumehood.service.store import Store
 from fumehood.service.versions import contents
 from fumehood.store.search import Search
@@ -121,11 +121,11 @@ class ChangesView(ActingView):
     def read_news(self) -> Callable[[], None] | None:
         """Read the runs, if any of them has changed."""
         runs = self._listed_runs()
-        versions = [(run.run, shown_at(self.store, run), self._most.get(run.run, _FIRST_CHANGES)) for run in runs]
+        versions = [(run.run, state_id(self.store, run), self._most.get(run.run, _FIRST_CHANGES)) for run in runs]
         if versions == self._versions:
             return None
         read = [
-            read_run(self.store, run, only_waiting=self._only_waiting, most=self._most.get(run.run, _FIRST_CHANGES))
+            read_run(self.store, run, only_waiting=self._only_waiting, limit=self._most.get(run.run, _FIRST_CHANGES))
             for run in runs
         ]
         self._versions = versions
@@ -211,7 +211,7 @@ class ChangesView(ActingView):
     def _decide(self, branch: Branch, act: str) -> None:
         each = self._runs[branch.run]
         name = "discard" if act == "discard" else "apply"
-        chosen = Chosen(act=name, paths=branch.paths, force=act == "force", seen=each.seen)
+        chosen = Choice(act=name, paths=branch.paths, force=act == "force", seen=each.seen)
         if act == "discard" and branch.change is None:
             what = printable(branch.paths[0]) if branch.paths else "all that it holds"
             self.ask_first(f"Throw away {what}, of run #{each.run.number}?", lambda: self.act(each.run, chosen))
@@ -225,7 +225,7 @@ class ChangesView(ActingView):
             self._decide(branch, act)
             return
         left = count - len(taken)
-        chosen = Chosen(act="hunks", paths=branch.paths, hunks=tuple(sorted(taken)), expected=self._versions_digest)
+        chosen = Choice(act="hunks", paths=branch.paths, hunks=tuple(sorted(taken)), expected=self._versions_digest)
         if not left:
             self.act(each.run, chosen)
             return
@@ -239,8 +239,8 @@ class ChangesView(ActingView):
         if branch is not None:
             each = self._runs[branch.run]
             # Redo needs only the run, whatever has happened since it was shown.
-            undo = Chosen(act=act, paths=branch.paths, seen=each.seen)
-            self.act(each.run, undo if act == "undo" else Chosen(act=act))
+            undo = Choice(act=act, paths=branch.paths, seen=each.seen)
+            self.act(each.run, undo if act == "undo" else Choice(act=act))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         each = self._runs.get(self._branch.run) if self.is_mounted and self._branch else None
@@ -284,7 +284,7 @@ def _add_run(top: TreeNode[Branch], each: ReadRun, opened: dict[_BranchKey, bool
             directories[place] = directories[parent].add(label, leaf, expand=is_open)
         else:
             directories[parent].add_leaf(label, leaf)
-    if each.rest is not None:
+    if each.next_page is not None:
         rest = each.total - len(each.changes)
         node.add_leaf(Text(f"… {rest} more: Enter lists some"), Branch(run=run.run, is_more=True))
 
@@ -309,8 +309,8 @@ def _describe_branch(store: Store, each: ReadRun, branch: Branch) -> tuple[list[
     lines = [Text.assemble((f"{change.verdict} ", "yellow"), change.change, " ", name)]
     if change.reason:
         lines.append(safe_text(quote(change.reason)))
-    if change.reason in each.rules:
-        lines.append(safe_text(each.rules[change.reason], "cyan"))
+    if change.reason in each.rule_lines:
+        lines.append(safe_text(each.rule_lines[change.reason], "cyan"))
     lines += [safe_text(f"flag: {flag}", "yellow") for flag in change.flags]
     is_waiting = each.run.state == c.HELD and change.verdict in c.WAITING
     if is_waiting:
@@ -417,7 +417,7 @@ class HistoryView(ActingView):
         if now == self._shown:
             return None
         what = parse_search(self._line).replace(project=self._project)
-        runs, later = searched(self.store, what, most=self._most)
+        runs, later = search_runs(self.store, what, limit=self._most)
         counts = self.store.history.count_changes([run.run for run in runs])
         return lambda: self._show(now, runs, counts, is_more=bool(later))
 
@@ -465,7 +465,7 @@ class HistoryView(ActingView):
 
     def action_take(self, act: str) -> None:
         if self._run is not None:
-            self.act(self._run, Chosen(act=act))
+            self.act(self._run, Choice(act=act))
 
     def action_output(self) -> None:
         if self._run is not None:

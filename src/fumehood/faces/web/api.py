@@ -108,13 +108,14 @@ def _after(request: Request) -> tuple[int, int]:
 def _runs(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     path = request.query_params.get("project")
     what = views.search_parameters(request, page.number_of(path) if path else None)
-    runs, before = overview.searched(page.store, what, most=_limit(request), before=number_parameter(request, "before"))
+    start = number_parameter(request, "before")
+    runs, before = overview.search_runs(page.store, what, limit=_limit(request), before=start)
     return {"runs": [_summary(run) for run in runs], "before": before or None}
 
 
 def _run(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
     run = page.run(request)
-    seen = overview.shown_at(page.store, run)  # before what became of it is read
+    seen = overview.state_id(page.store, run)  # before what became of it is read
     return {**page.store.history.find(run.run).as_dict(), "seen": seen}
 
 
@@ -138,12 +139,12 @@ def _diff(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]
 
 
 def _running(page: Page, _request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    running = overview.running(page.store)
+    running = overview.live_commands(page.store)
     return {
         "running": [
             {
                 **_summary(each.run), "memory": each.memory, "processes": each.processes,
-                "written": [path.fields() for path in overview.written(page.store, each.run, _MAX_ITEMS)[0]],
+                "written": [path.fields() for path in overview.written_paths(page.store, each.run, _MAX_ITEMS)[0]],
             }
             for each in running
         ]
@@ -151,10 +152,10 @@ def _running(page: Page, _request: Request, _body: dict[str, Any]) -> dict[str, 
 
 
 def _waiting(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, Any]:
-    runs, before = overview.waiting(page.store, most=_limit(request), before=number_parameter(request, "before"))
+    runs, before = overview.held_runs(page.store, limit=_limit(request), before=number_parameter(request, "before"))
     held = [
         {
-            **_summary(run), "seen": overview.shown_at(page.store, run),  # before what it holds is counted
+            **_summary(run), "seen": overview.state_id(page.store, run),  # before what it holds is counted
             "waiting": count_waiting(page.store.database, run.run),
         }
         for run in runs
@@ -183,8 +184,8 @@ def _versions(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, 
 
 
 def _act_on_run(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    chosen = overview.Chosen(
-        act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), some="paths" in body,
+    chosen = overview.Choice(
+        act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), is_selection="paths" in body,
         force=body.get("force", False), expected=body.get("digest", ""), seen=body.get("seen", ""),
         content=body.get("content", ""), hunks=tuple(n for n in body.get("hunks", ()) if isinstance(n, int)),
     )  # fmt: skip

@@ -235,9 +235,9 @@ def _act_on_run(page: Page, request: Request, form: FormData) -> str:
     content = str(form.get("content", "")).replace("\r\n", "\n")
     if form.get("dos"):
         content = content.replace("\n", "\r\n")
-    choice = overview.Chosen(
+    choice = overview.Choice(
         act=request.path_params["act"], paths=tuple(decode_path(str(path)) for path in form.getlist("path")),
-        some="chosen" in form, force=bool(form.get("force")), expected=str(form.get("digest", "")),
+        is_selection="chosen" in form, force=bool(form.get("force")), expected=str(form.get("digest", "")),
         hunks=tuple(parse_number(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
         content=content, seen=str(form.get("seen", "")),
     )  # fmt: skip
@@ -339,7 +339,7 @@ def _update_news(page: Page) -> None:
             "questions": page.fragment("questions_open.html", questions=questions),
             "running": page.fragment("running.html", running=page.running(), now=time.time()),
             "count-questions": str(len(questions) or ""),
-            "count-waiting": str(overview.count_waiting(page.store) or ""), "trouble": "",
+            "count-waiting": str(overview.count_held_runs(page.store) or ""), "trouble": "",
         }  # fmt: skip
     except Exception as error:  # noqa: BLE001 - an error here would end the presence at the desk
         # The records can't be read now, perhaps because the disk is full: the page says so, and we try again.
@@ -414,9 +414,9 @@ def _read_new_output(page: Page, run: Run, read_bytes: list[int]) -> dict[str, s
         if text:
             note = f"\n… {format_size(skipped)} more …\n" if skipped else ""
             fragments[stream] = str(render_output(note + text))
-    each = overview.live(page.store, run)
+    each = overview.live_command(page.store, run)
     fragments["use"] = page.fragment("use.html", each=each, now=time.time())
-    paths, is_more = overview.written(page.store, run, _MAX_WRITTEN)
+    paths, is_more = overview.written_paths(page.store, run, _MAX_WRITTEN)
     fragments["written"] = page.fragment("written.html", written=paths, is_more=is_more)
     return fragments
 

@@ -86,16 +86,16 @@ class Page:
     def render(self, template: str, request: Request, **context: object) -> str:
         """Fill the template of a page; every page has the open questions, and the number of changes that wait."""
         questions = self.desk.waiting()
-        counts = {"questions": len(questions), "waiting": overview.count_waiting(self.store)}
+        counts = {"questions": len(questions), "waiting": overview.count_held_runs(self.store)}
         return self.fragment(template, path=request.url.path, counts=counts, open_questions=questions, **context)
 
     def running(self) -> list[dict[str, object]]:
         """Return the running commands, each with its memory, its last output, and the files that it wrote last."""
         listed = []
-        for each in overview.running(self.store):
-            ends = (overview.printed_last(self.store, each.run, stream, 1000) for stream in ("stdout", "stderr"))
+        for each in overview.live_commands(self.store):
+            ends = (overview.end_of_output(self.store, each.run, stream, 1000) for stream in ("stdout", "stderr"))
             lines = next(filter(None, ends), b"").decode("utf-8", "replace").rstrip("\n").split("\n")
-            latest = overview.written(self.store, each.run, _MAX_WRITTEN)
+            latest = overview.written_paths(self.store, each.run, _MAX_WRITTEN)
             listed.append({**each.fields(), "tail": "\n".join(lines[-_TAIL_LINES:]), "written": latest})
         return listed
 
@@ -156,7 +156,7 @@ def number_parameter(request: Request, name: str) -> int:
 def now(page: Page, _request: Request) -> View:
     """Show the running commands of all projects, the latest runs, the projects and sessions."""
     store = page.store
-    latest, _ = overview.searched(store, Search(), most=_MAX_LATEST)
+    latest, _ = overview.search_runs(store, Search(), limit=_MAX_LATEST)
     return "now.html", {
         "title": "Now", "running": page.running(), "projects": store.projects.list_all(), "latest": latest,
         "now": time.time(), "sessions": store.sessions.counts()[:_MAX_LATEST],
@@ -170,7 +170,7 @@ def questions(page: Page, _request: Request) -> View:
 
 def waiting(page: Page, request: Request) -> View:
     """Show what is held, by run and directory, with the reasons."""
-    runs, later = overview.waiting(page.store, most=_MAX_HELD_RUNS, before=number_parameter(request, "before"))
+    runs, later = overview.held_runs(page.store, limit=_MAX_HELD_RUNS, before=number_parameter(request, "before"))
     done = request.query_params.get("done", "")
     return "waiting.html", {
         "title": "Waiting", "runs": [_held_fields(page, run, (0, 0)) for run in runs], "later": later,
@@ -186,8 +186,8 @@ def more_waiting(page: Page, request: Request) -> View:
 
 
 def _held_fields(page: Page, run: Run, after: tuple[int, int]) -> dict[str, object]:
-    each = overview.read_run(page.store, run, most=_MAX_HELD_CHANGES, after=after, only_waiting=True)
-    dangerous = _dangerous_items(page, run) if each.rest else []
+    each = overview.read_run(page.store, run, limit=_MAX_HELD_CHANGES, after=after, only_waiting=True)
+    dangerous = _dangerous_items(page, run) if each.next_page else []
     return {**each.fields(), "run": each.run, "directories": _by_directory(run, each.changes), "dangerous": dangerous}
 
 
@@ -248,7 +248,7 @@ def history(page: Page, request: Request) -> View:
     chosen = next((each for each in projects if each.path == path_parameter(request, "project")), None)
     what = search_parameters(request, None if chosen is None else chosen.id)
     before = number_parameter(request, "before")
-    runs, later = overview.searched(page.store, what, most=_MAX_RUNS, before=before)
+    runs, later = overview.search_runs(page.store, what, limit=_MAX_RUNS, before=before)
     is_more = bool(request.headers.get("hx-request") and before)
     query = "SELECT of, id, project_number FROM runs WHERE act = 'undo' AND state = 'applied' AND of IN (?)"
     undos = page.store.database.rows_for(query, [run.run for run in runs])
@@ -320,11 +320,14 @@ def graph(runs: Sequence[Run]) -> list[list[GraphCell]]:
 def run(page: Page, request: Request) -> View:
     """Show everything about one run."""
     store = page.store
-    read_run = overview.read_run(store, page.run(request), most=_MAX_CHANGES, only_waiting=False)
+    read_run = overview.read_run(store, page.run(request), limit=_MAX_CHANGES, only_waiting=False)
     shown_run = read_run.run
     is_held = shown_run.state == "held" and shown_run.draft is None  # a draft is taken over as a whole
     held = count_waiting(store.database, shown_run.run) if is_held else 0
-    written, is_more = overview.written(store, shown_run, _MAX_CHANGES) if shown_run.state == "running" else ([], False)
+    written: list[overview.WrittenPath] = []
+    is_more = False
+    if shown_run.state == "running":
+        written, is_more = overview.written_paths(store, shown_run, _MAX_CHANGES)
     users = set(store.history.runs_using_layer(shown_run.layer or shown_run.run)) - {shown_run.run}
     runs_about = [name for (name,) in store.database.rows("SELECT id FROM runs WHERE of = ?", (shown_run.run,))]
     undone = [shown_run.of] if shown_run.of else []
@@ -332,9 +335,9 @@ def run(page: Page, request: Request) -> View:
     kinds = store.history.count_changes([shown_run.run]).get(shown_run.run, {})
     return "run.html", {
         "title": _run_title(shown_run), "run": shown_run, "held": held, "seen": read_run.seen,
-        "dangerous": _dangerous_items(page, shown_run) if held and read_run.rest else [],
+        "dangerous": _dangerous_items(page, shown_run) if held and read_run.next_page else [],
         "events": store.audit.events_of([shown_run.run]).get(shown_run.run, []), "written": written, "is_more": is_more,
-        "others": others, "shown": read_run.changes, "rest": read_run.rest, "kinds": kinds,
+        "others": others, "shown": read_run.changes, "rest": read_run.next_page, "kinds": kinds,
         "can_undo": (
             shown_run.state in ("applied", "held") and store.history.has_applied(shown_run) and has_backups(shown_run)
         ),
