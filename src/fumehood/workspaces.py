@@ -52,7 +52,7 @@ def open(  # noqa: A001 - as it reads: workspaces.open("research")
         checked_name(session)
     with closing(OpenedStore()) as store:
         store.workspaces.path(name)  # raises an error if the name is invalid
-        with projects.workspace_lock(store, name):
+        with projects.lock_workspace(store, name):
             if create:
                 workspace = store.workspaces.ensure(name, settings)
             elif settings:
@@ -74,18 +74,18 @@ def reset(name: str) -> bool:
     """Remove what a workspace's commands installed into the root; files stay. Returns False if there was nothing."""
     with closing(OpenedStore()) as store:
         workspace = store.workspaces.find(name)
-        return projects.reset(store, store.projects.open(workspace.path, register=False))
+        return projects.reset_root(store, store.projects.open(workspace.path, register=False))
 
 
 @checked_arguments
 def clear(name: str) -> None:
     """Remove a workspace's files, held changes and installed packages; its settings and its history stay."""
     with closing(OpenedStore()) as store:
-        projects.clear(store, store.workspaces.find(name), sure=True)
+        projects.clear_workspace(store, store.workspaces.find(name), sure=True)
 
 
 @checked_arguments
 def remove(name: str) -> None:
     """Remove a workspace with everything in it; its history stays."""
     with closing(OpenedStore()) as store:
-        projects.remove(store, store.workspaces.find(name), sure=True)
+        projects.remove_workspace(store, store.workspaces.find(name), sure=True)

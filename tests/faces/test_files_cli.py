@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import Run, Sandbox
-from fumehood.service.files import record
+from fumehood.service.files import record_run
 from fumehood.service.opened import OpenedStore
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -24,7 +24,7 @@ def run(home: Path, project: Path) -> Callable[..., Run]:
         with Sandbox(project) as sandbox:
             done = sandbox.run(command, **options)  # type: ignore[arg-type]
         store = OpenedStore()
-        record(store, store.projects.open(str(project)).id, done)
+        record_run(store, store.projects.open(str(project)).id, done)
         store.close()
         return done
 

@@ -150,7 +150,7 @@ def test_what_was_taken_back_after_a_death_is_not_told_as_done(cli: Cli, project
         sandbox.run("echo new > f")
     dying = (
         "import os, sys; from fumehood import Sandbox; from fumehood.service import apply\n"
-        "apply.Between.save = lambda *_: os.kill(os.getpid(), 9)\n"
+        "apply.Transfer.save = lambda *_: os.kill(os.getpid(), 9)\n"
         "Sandbox(sys.argv[1]).restore('f')"
     )
     assert subprocess.run([sys.executable, "-P", "-c", dying, str(project)], check=False).returncode == -9

@@ -17,7 +17,7 @@ from fumehood.linux.layer import scan
 from fumehood.linux.lock import Lock
 from fumehood.linux.nofollow import open_top
 from fumehood.linux.steps import PathChanged, Sides
-from fumehood.service.apply import take_over
+from fumehood.service.apply import apply_changes
 from snapshots import snapshot
 
 # To an ordinary user closed directories are closed: this must run as one too.
@@ -391,7 +391,7 @@ def test_no_step_goes_through_a_parent_that_became_a_symlink(hand, test_director
 def applied(hand, found):
     # As if the run had begun after everything else was written.
     os.utime(hand.upper.parent.parent, (2**32, 2**32))
-    take_over(found, [str(hand.live)], [str(hand.upper)], "run")
+    apply_changes(found, [str(hand.live)], [str(hand.upper)], "run")
 
 
 def test_a_conflict_on_a_new_directory_keeps_all_of_it_in_the_layer(hand):

@@ -313,10 +313,10 @@ class Machine(RuleBasedStateMachine):
         store, project = self.sandbox._store, self.sandbox._project
         places, call = store.places, self.contents.new()
         seat = EditedProject(project=project.id, roots=project.roots)
-        wanted = edits.targets(seat, project.path, [PlannedEdit(path=path, is_removed=removes)])
+        wanted = edits.resolve_targets(seat, project.path, [PlannedEdit(path=path, is_removed=removes)])
         self._tick()
         with FileLock(places.lock(f"project-{project.id}")):
-            edits.begin(places, seat, "", call, f"Edit {path}", project.path, wanted, {})
+            edits.begin_edit(places, seat, "", call, f"Edit {path}", project.path, wanted, {})
         (edit,) = (each for each in open_edits(places) if each.call == call)
         if removes:
             (self.project / path).unlink()

@@ -55,7 +55,7 @@ STEP = "fumehood.linux.libc:renameat2"
 HERE = "fumehood.service.checkpoint:"
 POINTS = [
     ("fumehood.linux.layer:is_opaque", 1), (f"{HERE}add_note", 1), (f"{HERE}copy_versions", 1),
-    ("fumehood.linux.copying:copy_file", 5), (f"{HERE}take_over", 1), *((STEP, number) for number in (1, 4, 9, 14)),
+    ("fumehood.linux.copying:copy_file", 5), (f"{HERE}apply_changes", 1), *((STEP, number) for number in (1, 4, 9, 14)),
     ("fumehood.store.history:History.settle", 1), (f"{HERE}add_note", 2), (f"{HERE}wait_for_next_file_time", 1),
 ]  # fmt: skip
 

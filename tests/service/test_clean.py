@@ -388,7 +388,7 @@ def test_what_was_cleaned_is_in_the_audit_trail(sandbox: Sandbox, project: Path,
 def test_what_is_due_is_recorded_before_its_original_goes(
     sandbox: Sandbox, project: Path, store: Store, edited: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "AT_ONCE", 0)
+    monkeypatch.setattr(files, "MAX_AT_ONCE", 0)
     (project / "a").write_bytes(b"x" * 100_000)
     sandbox.run("echo new > a")
     assert not edited.exists()
@@ -494,7 +494,7 @@ def test_the_directory_of_a_session_stays_while_one_of_its_commands_runs(project
 def test_a_project_that_is_gone_is_in_the_way_of_no_cleaning(
     project: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "AT_ONCE", 0)  # as where much was changed: it is recorded later
+    monkeypatch.setattr(files, "MAX_AT_ONCE", 0)  # as where much was changed: it is recorded later
     with Sandbox(project) as sandbox:
         sandbox.undo(sandbox.run("echo new > new"))
         sandbox.run("echo held > held", apply="hold")

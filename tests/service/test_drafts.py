@@ -17,8 +17,8 @@ from fumehood import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict, P
 from fumehood.core.edits import merge_texts
 from fumehood.linux.layer import LayerStack, MergedDirectory
 from fumehood.linux.libc import Closing
-from fumehood.service import drafting, drafts
-from fumehood.service.apply import take_over
+from fumehood.service import draft_merge, drafting
+from fumehood.service.apply import apply_changes
 from fumehood.service.drafts import apply_draft, discard_draft
 from fumehood.service.store import Store
 from fumehood.store.projects import Project
@@ -59,9 +59,9 @@ def test_what_a_person_saves_while_a_draft_is_applied_stays_and_is_named(
 
     def after_a_save(*arguments: Any, **options: Any) -> None:
         (project / "gone/mine").write_text("the person's")
-        take_over(*arguments, **options)
+        apply_changes(*arguments, **options)
 
-    monkeypatch.setattr("fumehood.service.apply.take_over", after_a_save)
+    monkeypatch.setattr("fumehood.service.apply.apply_changes", after_a_save)
     with pytest.raises(ApplyFailed, match=r"^nothing was applied: gone changed meanwhile$"):
         draft.apply()
     assert [str(path.relative_to(project)) for path in project.rglob("*")] == ["gone", "gone/mine"]
@@ -450,11 +450,11 @@ def test_a_word_on_a_draft_is_for_what_was_shown(sandbox: Sandbox, store: Store,
     draft.run("echo 2 > f")
     before = snapshot(project)
     with pytest.raises(ChangedMeanwhile, match="draft one has changed since it was shown"):
-        apply_draft(store, known, record, seen=seen)
+        apply_draft(store, known, record, expected=seen)
     with pytest.raises(ChangedMeanwhile, match="draft one has changed since it was shown"):
-        discard_draft(store, known, record, seen=seen)
+        discard_draft(store, known, record, expected=seen)
     assert snapshot(project) == before
-    assert apply_draft(store, known, record, seen=store.drafts.state_id(record)).state == "applied"
+    assert apply_draft(store, known, record, expected=store.drafts.state_id(record)).state == "applied"
     assert (project / "f").read_text() == "2\n"
 
 
@@ -573,7 +573,7 @@ def test_where_there_is_no_room_for_the_version_before_a_run_the_run_is_reported
 ) -> None:
     for name in ("a", "b"):
         (project / name).write_text("old\n")
-    copy = drafts.copy_entry
+    copy = draft_merge.copy_entry
 
     def copy_to_full_disk(source_dir: int, source: str, target_dir: int, target: str) -> None:
         copy(source_dir, source, target_dir, target)
@@ -582,7 +582,7 @@ def test_where_there_is_no_room_for_the_version_before_a_run_the_run_is_reported
                 os.truncate(half, 1)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(drafts, "copy_entry", copy_to_full_disk)
+    monkeypatch.setattr(draft_merge, "copy_entry", copy_to_full_disk)
     run = sandbox.draft("line").run("echo new > a; echo new > b")
     assert run.state == "held"
-    assert os.listdir(sandbox._store.places.layer(run.run, 0, drafts.BASE)) == ["a"]
+    assert os.listdir(sandbox._store.places.layer(run.run, 0, draft_merge.BASE)) == ["a"]

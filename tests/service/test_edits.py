@@ -41,11 +41,11 @@ class Client:
         self._calls += 1
         planned = [PlannedEdit(path=path, is_removed=removed) for path in paths]
         seat = EditedProject(project=self.project.id, roots=self.project.roots)
-        wanted = edits.targets(seat, self.project.path, planned)
+        wanted = edits.resolve_targets(seat, self.project.path, planned)
         call = f"call-{self._calls}"
         title = f"Edit {', '.join(paths)}"
         with FileLock(self.store.places.lock(f"project-{self.project.id}")):
-            edits.begin(self.store.places, seat, SESSION, call, title, self.project.path, wanted, {})
+            edits.begin_edit(self.store.places, seat, SESSION, call, title, self.project.path, wanted, {})
         return call
 
     def write(self, path: str, text: str | None) -> None:
@@ -390,8 +390,8 @@ def reasons(store: Store, known: Project) -> Callable[..., str]:
     def judge(path: str, content: str | None = None, **more: Any) -> str:
         make_content = None if content is None else content_writer(content)
         seat = EditedProject(project=known.id, roots=known.roots)
-        wanted = edits.targets(seat, known.path, [PlannedEdit(path=path, make_content=make_content, **more)])
-        judged = edits.judged(seat, Policy(), "apply", wanted)
+        wanted = edits.resolve_targets(seat, known.path, [PlannedEdit(path=path, make_content=make_content, **more)])
+        judged = edits.judge_edit(seat, Policy(), "apply", wanted)
         assert leftovers(store) == []
         return "; ".join(judged.reasons)
 
@@ -440,7 +440,7 @@ def test_what_could_not_be_kept_is_put_to_the_person(reasons: Callable[..., str]
     (project / "sub").mkdir()
     os.mkfifo(project / "pipe")
     (project / "huge").write_text("")
-    os.truncate(project / "huge", edits.LARGEST + 1)
+    os.truncate(project / "huge", edits.MAX_KEPT_BYTES + 1)
     assert "is larger than 64 MiB" in reasons("huge", "x")
     assert "is a fifo" in reasons("pipe", "x")
     assert "is a directory" in reasons("sub", "x")

@@ -14,7 +14,7 @@ import fumehood
 from fumehood import Run, Sandbox, UndoRefused
 from fumehood.service import files as module
 from fumehood.service.clean import clean_daily
-from fumehood.service.files import Scanned, catch_up, scan_project
+from fumehood.service.files import ScanResult, catch_up, scan_project
 from fumehood.service.store import Store
 from fumehood.store.database import Days, day_of
 from fumehood.store.files import FileRecord, Files
@@ -381,7 +381,7 @@ def test_an_original_that_can_not_be_linked_is_copied(
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let two changes be more than what is recorded at once."""
-    monkeypatch.setattr(module, "AT_ONCE", 1)
+    monkeypatch.setattr(module, "MAX_AT_ONCE", 1)
 
 
 def test_a_large_run_is_recorded_when_there_is_time(
@@ -614,12 +614,12 @@ def test_a_scan_adds_updates_and_drops(store: Store, known: Project, project: Pa
     for name in ("a", "d/b", "d/c"):
         (project / name).write_text("x")
     (project / "link").symlink_to("/etc")
-    assert scan_project(store, known) == Scanned(files=4, added=4)
-    assert scan_project(store, known) == Scanned(files=4)
+    assert scan_project(store, known) == ScanResult(files=4, added=4)
+    assert scan_project(store, known) == ScanResult(files=4)
     (project / "a").write_text("longer")
     (project / "d/b").unlink()
     (project / "new").write_text("x")
-    assert scan_project(store, known) == Scanned(files=4, added=1, updated=1, dropped=1)
+    assert scan_project(store, known) == ScanResult(files=4, added=1, updated=1, dropped=1)
     assert must(at(store, known, "a")).size == 6
     assert at(store, known, "d/b") is None
     assert must(at(store, known, "link")).kind == "symlink"
@@ -699,7 +699,7 @@ def test_a_scan_finds_a_deleted_file_that_is_there_again(
 def test_a_scan_says_how_far_it_is(
     store: Store, known: Project, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fumehood.service.files._SOME", 10)
+    monkeypatch.setattr("fumehood.service.files._BATCH_FILES", 10)
     for number in range(25):
         (project / str(number)).write_text("x")
     told: list[int] = []

@@ -105,11 +105,11 @@ line = f"fumehood roots add {project}/volume"
 assert run.reason.endswith(f"; to let commands write there: {line}"), run.reason
 
 from fumehood.linux.doctor import examine_roots
-from fumehood.service.projects import offered
+from fumehood.service.roots import possible_new_roots
 
 store = OpenedStore()
 opened = store.projects.open(str(project))
-same(offered(store, opened), [f"{project}/volume"])
+same(possible_new_roots(store, opened), [f"{project}/volume"])
 ability = examine_roots(sandbox._hood.host(), "", opened.roots)
 same((ability.works, ability.fix, ability.detail), (False, line, run.reason))
 store.close()
@@ -274,14 +274,14 @@ with Sandbox(project) as sandbox:
 def test_a_clients_edit_of_a_file_in_it_is_one_of_that_root(tell):
     tell(VOLUME, """
 from fumehood.core.edits import PlannedEdit
-from fumehood.service.edits import judged, targets
+from fumehood.service.edits import judge_edit, resolve_targets
 from fumehood.store.edits import EditedProject
 
 seat = EditedProject(project=1, roots=(str(project), f"{project}/volume"))
 planned = [PlannedEdit(path=name, make_content=None) for name in ("volume/there", "src/file", "volume/.envrc")]
-wanted = targets(seat, str(project), planned)
+wanted = resolve_targets(seat, str(project), planned)
 same([(each.root, each.path) for each in wanted], [(1, "there"), (0, "src/file"), (1, ".envrc")])
-same([reason.partition(":")[0] for reason in judged(seat, Policy(), "", wanted).reasons], [".envrc"])
+same([reason.partition(":")[0] for reason in judge_edit(seat, Policy(), "", wanted).reasons], [".envrc"])
 """)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from fumehood import BadRequest, Policy, Sandbox, UndoRefused
 from fumehood.service.opened import OpenedStore
-from fumehood.service.projects import git_directory
+from fumehood.service.roots import git_directory
 from snapshots import heard, snapshot, told
 
 IS_ROOT = os.geteuid() == 0

@@ -1,6 +1,6 @@
-"""Take judged changes over into the project: all of them, or none.
+"""Apply judged changes to the project: all of them, or none.
 
-How far something has come that takes a while, for a face that shows it from another thread.
+And the progress of long work, for a face that shows it from another thread.
 """
 
 from __future__ import annotations
@@ -29,148 +29,157 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Sized
 
 
-_NAMED = 5  # paths named in a refusal
-_MOST_WAITS = 100  # for git, which refreshes an index or holds a lock: an apply must end, whatever it does
+_MAX_NAMED = 5  # paths in an error
+_MAX_WAITS = 100  # for git, which may refresh an index or hold a lock; an apply must end in any case
 _WAIT_S = 0.01
 
 
-class _Doubtful(Exception):
-    """A plain swap could not be done, perhaps because a program writes the file."""
+class _PerhapsOpen(Exception):
+    """A plain swap could not be done, perhaps because a program has the file open for writing."""
 
 
-def take_over(
+def apply_changes(
     changes: Sequence[c.Change],
     roots: Sequence[str],
     uppers: Sequence[str],
     run: str,
     *,
     staying: frozenset[tuple[int, str]] = frozenset(),
-    or_nothing: bool = False,
+    all_or_nothing: bool = False,
     journal: Callable[[str], None] | None = None,
     on_conflict: str = HOLD_PATH,
     even_open: bool = False,
     swaps_ask: bool = True,
 ) -> None:
-    """Perform every change whose verdict is `applied`, between layers and the project.
+    """Apply every change whose verdict is `applied`, from the layers to the project.
 
-    A path that is no longer what it was judged against becomes a conflict and stays in the layer, and what belongs
-    together with it too; with `or_nothing`, PathChanged is raised instead. That, and any other failure, takes back what
-    was done: the project is then as it was. `journal` records how far it has come, with the changes as they are then.
-    A file that another program has open for writing is held in the same way, unless it goes `even_open`. Each plain
-    swap asks for its own; where one is in doubt, all is taken back, and done again once all files were asked for.
+    If a path has changed since it was judged, its change becomes a conflict and stays in the layer, together with the
+    changes that depend on it. With `all_or_nothing`, PathChanged is raised instead. After that or any other failure,
+    all steps are taken back, and the project is as before. `journal` records each stage, with the changes as they are
+    then.
+
+    A file that another program has open for writing is held in the same way, unless it is applied `even_open`. With
+    `swaps_ask`, each plain swap checks its own file. If one is in doubt, all steps are taken back, and done again after
+    all files are checked.
     """
-    conflicts = _wait_together(changes, roots, on_conflict)
-    note, steps = journal or _unrecorded, planned(changes, roots, staying)
-    between = Between(roots, uppers, run)
+    conflicts = _spread_conflicts(changes, roots, on_conflict)
+    record, steps = journal or _no_journal, steps_of_apply(changes, roots, staying)
+    transfer = Transfer(roots, uppers, run)
     done: list[tuple[Sides, Step]] = []
     try:
         try:
-            between.open(steps, changes)
-            if between.has_copies or conflicts:
-                note(APPLYING)  # with the stamps of what will be in the project
-            # As late as can be, for a program may open a file at any moment.
-            busy = {} if even_open else find_files_in_use(changes, roots, swaps_ask=swaps_ask)
-            if busy:
-                _hold(changes, roots, busy, on_conflict, or_nothing=or_nothing)
+            transfer.open(steps, changes)
+            if transfer.has_copies or conflicts:
+                record(APPLYING)  # with the stamps of the copies, or the conflicts
+            # As late as possible, because a program may open a file at any moment.
+            open_files = {} if even_open else find_files_in_use(changes, roots, swaps_ask=swaps_ask)
+            if open_files:
+                _hold_open_files(changes, roots, open_files, on_conflict, all_or_nothing=all_or_nothing)
             else:
-                between.has_originals = True
-                _perform(steps, between, done, changes, note, or_nothing=or_nothing, asks=swaps_ask and not even_open)
-            is_torn = bool(busy) or (not or_nothing and _wait_together(changes, roots, on_conflict))
-            if not is_torn and between.save(changes):
-                note(SETTLING)
-        except _Doubtful:
-            is_torn, swaps_ask = True, False
+                transfer.has_originals = True
+                _perform(
+                    steps, transfer, done, changes, record, all_or_nothing=all_or_nothing,
+                    checks_open=swaps_ask and not even_open,
+                )  # fmt: skip
+            must_retry = bool(open_files) or (not all_or_nothing and _spread_conflicts(changes, roots, on_conflict))
+            if not must_retry and transfer.save(changes):
+                record(SETTLING)
+        except _PerhapsOpen:
+            must_retry, swaps_ask = True, False
         except (PathChanged, OSError, FumehoodError) as error:
-            is_torn = not or_nothing and _is_cut_off(error, changes, roots)
-            if not is_torn:
+            must_retry = not all_or_nothing and _mark_unreachable(error, changes, roots)
+            if not must_retry:
                 restore_modes(nofollow.mode_notes_directory)
-                left = between.take_back(done)
-                raise _failure(error, run, left) from error
-        if is_torn:
-            _take_back(between, done)
+                left = transfer.take_back(done)
+                raise _error_for(error, run, left) from error
+        if must_retry:
+            _take_all_back(transfer, done)
         else:
-            _settle(between, steps, changes, roots)
+            _finish(transfer, steps, changes, roots)
     except OSError as error:
         raise Unfinished(
-            f"it is all applied, but not all backups are in their places: {error.strerror}: {_shown(error)}",
+            f"it is all applied, but not all backups are in their places: {error.strerror}: {_path_in(error)}",
             hint="the next fumehood command finishes it",
         ) from error
     finally:
-        between.close()
-    if is_torn:
-        # With nothing done yet, and without what is held now.
-        note(APPLYING)
-        take_over(
-            changes, roots, uppers, run, staying=staying, or_nothing=or_nothing, journal=journal,
+        transfer.close()
+    if must_retry:
+        # All steps are taken back. Begin again, without the changes that are held now.
+        record(APPLYING)
+        apply_changes(
+            changes, roots, uppers, run, staying=staying, all_or_nothing=all_or_nothing, journal=journal,
             on_conflict=on_conflict, even_open=even_open, swaps_ask=swaps_ask,
         )  # fmt: skip
 
 
-def planned(
+def steps_of_apply(
     changes: Sequence[c.Change], roots: Sequence[str], staying: frozenset[tuple[int, str]] = frozenset()
 ) -> list[Step]:
-    """Return the steps of an apply; the same ones for whoever takes it back after a death.
+    """Return the steps of an apply. Recovery after a death gets the same steps.
 
-    A directory on an overlay, as in a container, can't be renamed if it was in the image: it goes piece by piece.
+    In a container, a directory of the image can't be renamed, because it is on an overlay. Its entries are deleted.
     """
     overlays = {number for number, root in enumerate(roots) if file_system_kind(root) in OVERLAY_KINDS}
     deleted = (change for change in changes if change.root in overlays and change.change == c.DELETED)
     return plan_steps(changes, staying | {(each.root, each.path) for each in deleted if each.kind == c.DIRECTORY})
 
 
-def _settle(between: Between, steps: Sequence[Step], changes: Sequence[c.Change], roots: Sequence[str]) -> None:
-    between.settle(steps, changes)
+def _finish(transfer: Transfer, steps: Sequence[Step], changes: Sequence[c.Change], roots: Sequence[str]) -> None:
+    transfer.settle(steps, changes)
     new = next((change for change in changes if change.verdict == c.APPLIED and change.after is not None), None)
     if new is not None:
         try:
             wait_for_next_second(os.lstat(f"{roots[new.root]}/{new.path}"))
         except OSError:
-            return  # somebody else has changed it, or it lies too deep
+            return  # somebody else has changed it, or it is nested too deeply
 
 
-def _wait_together(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str) -> bool:
-    """Have what belongs together with a conflict wait with it; tell whether anything does."""
+def _spread_conflicts(changes: Sequence[c.Change], roots: Sequence[str], on_conflict: str) -> bool:
+    """Hold the changes that belong together with a conflict; return True if there are any."""
     return drop_harmless_conflicts(roots, changes) | spread_conflicts(changes, roots, on_conflict)
 
 
-def _hold(
-    changes: Sequence[c.Change], roots: Sequence[str], busy: Mapping[tuple[int, str], str], on_conflict: str,
-    *, or_nothing: bool,
+def _hold_open_files(
+    changes: Sequence[c.Change], roots: Sequence[str], open_files: Mapping[tuple[int, str], str], on_conflict: str,
+    *, all_or_nothing: bool,
 ) -> None:  # fmt: skip
-    """Hold what other programs have open; where it is all or nothing, that is a failure."""
-    if or_nothing:
-        raise ApplyFailed(open_in_words(busy), hint="close it there, then try again")
-    hold_open_files(changes, roots, busy, on_conflict)
+    """Hold the changes of files that other programs have open; raise ApplyFailed if it is all or nothing."""
+    if all_or_nothing:
+        raise ApplyFailed(open_in_words(open_files), hint="close it there, then try again")
+    hold_open_files(changes, roots, open_files, on_conflict)
 
 
-def open_in_words(busy: Mapping[tuple[int, str], str]) -> str:
-    """Name what other programs have open, the first ones with the program."""
-    shown = [f"{printable(path)} is {reason}" for (_, path), reason in busy.items()]
-    return first_names(shown, _NAMED, "; ")
+def open_in_words(open_files: Mapping[tuple[int, str], str]) -> str:
+    """Return the files that other programs have open, as text: the first of them, each with its program."""
+    shown = [f"{printable(path)} is {reason}" for (_, path), reason in open_files.items()]
+    return first_names(shown, _MAX_NAMED, "; ")
 
 
-def _is_cut_off(error: Exception, changes: Sequence[c.Change], roots: Sequence[str]) -> bool:
-    """Where a step had no way, mark what lies in directories that the project has no longer; tell if there are any."""
+def _mark_unreachable(error: Exception, changes: Sequence[c.Change], roots: Sequence[str]) -> bool:
+    """After a step could not reach its directory, mark changes in directories that are gone as conflicts.
+
+    Return True if there are any.
+    """
     if not isinstance(error, OSError) or error.errno not in UNREACHABLE:
         return False
-    going = [change for change in changes if change.verdict == c.APPLIED]
-    made = {(change.root, change.path) for change in going if change.change in (c.ADDED, c.TYPE)}
+    applied = [change for change in changes if change.verdict == c.APPLIED]
+    made = {(change.root, change.path) for change in applied if change.change in (c.ADDED, c.TYPE)}
     in_made = c.DirectorySet(made)
-    parents = {(change.root, split(change.path)[0]) for change in going if change.path != "."}
+    parents = {(change.root, split(change.path)[0]) for change in applied if change.path != "."}
     gone = {
         (root, parent)
         for root, parent in parents
         if (root, parent) not in made
         and in_made.topmost(root, parent) is None
-        and not _is_there(roots[root], parent)
+        and not _is_reachable(roots[root], parent)
     }
-    for change in going:
+    for change in applied:
         if (change.root, split(change.path)[0]) in gone:
             mark_conflict(change, changes)
     return bool(gone)
 
 
-def _is_there(root: str, directory: str) -> bool:
+def _is_reachable(root: str, directory: str) -> bool:
     with Closing(open_top(root)) as top:
         try:
             os.close(open_below(top, directory))
@@ -181,24 +190,25 @@ def _is_there(root: str, directory: str) -> bool:
     return True
 
 
-def _take_back(between: Between, done: Sequence[tuple[Sides, Step]]) -> None:
-    """Undo all steps, because what belongs together would not all be applied."""
-    left = between.take_back(done)
-    if left:
+def _take_all_back(transfer: Transfer, done: Sequence[tuple[Sides, Step]]) -> None:
+    """Take all steps back, because changes that belong together would not all be applied."""
+    not_taken_back = transfer.take_back(done)
+    if not_taken_back:
         raise Unfinished(
-            f"changed in the project meanwhile: {', '.join(left)}", hint="the next fumehood command tries again"
+            f"changed in the project meanwhile: {', '.join(not_taken_back)}",
+            hint="the next fumehood command tries again",
         )
 
 
-def _unrecorded(_state: str) -> None:
-    """For those who don't need a journal."""
+def _no_journal(_state: str) -> None:
+    """Do nothing: this stands for the journal if there is none."""
 
 
-def _failure(error: Exception, run: str, left: Sequence[str]) -> Exception:
-    """Say why nothing was applied, or which paths a person changed meanwhile, so that they were not taken back."""
+def _error_for(error: Exception, run: str, left: Sequence[str]) -> Exception:
+    """Return the error to raise: why nothing was applied, or which paths could not be taken back (`left`)."""
     if isinstance(error, OSError):
         error = ApplyFailed(
-            f"nothing was applied: {error.strerror}: {_shown(error)}",
+            f"nothing was applied: {error.strerror}: {_path_in(error)}",
             hint=f"the changes are held; once that is fixed: fumehood apply {run}",
         )
     if not left:
@@ -209,40 +219,40 @@ def _failure(error: Exception, run: str, left: Sequence[str]) -> Exception:
 
 
 def _perform(
-    steps: Sequence[Step], between: Between, done: list[tuple[Sides, Step]], changes: Sequence[c.Change],
-    note: Callable[[str], None], *, or_nothing: bool, asks: bool,
+    steps: Sequence[Step], transfer: Transfer, done: list[tuple[Sides, Step]], changes: Sequence[c.Change],
+    record: Callable[[str], None], *, all_or_nothing: bool, checks_open: bool,
 ) -> None:  # fmt: skip
     at = waits = 0
     note_progress(done, len(steps))
     while at < len(steps):
         step = steps[at]
-        sides = between.sides[step.change.root]
+        sides = transfer.sides[step.change.root]
         if step.change.verdict != c.APPLIED:
             at += 1
-            continue  # it lies in something that turned out to be a conflict
+            continue  # it is in a directory that turned out to be a conflict
         done_before = len(done)
         try:
-            if step.is_plain and (reached := _swapped(sides, steps, at, done, asks=asks)) > at:
+            if step.is_plain and (reached := _do_plain_swaps(sides, steps, at, done, checks_open=checks_open)) > at:
                 at = reached
                 continue
             sides.do(step)
         except PathChanged as error:
             waits += 1
-            if waits < _MOST_WAITS and _is_gits(error, step.change, sides, note):
+            if waits < _MAX_WAITS and _may_try_again(error, step.change, sides, record):
                 continue
-            _fail(error, step.change, changes, or_nothing=or_nothing)
+            _mark_or_raise(error, step.change, changes, all_or_nothing=all_or_nothing)
         except OSError:
             failed = steps[at + len(done) - done_before]
             if sides.was_done(failed):
-                done.append((sides, failed))  # only something after it went wrong
+                done.append((sides, failed))  # it was done, and then something failed
             raise
         else:
             done.append((sides, step))
         at += 1
 
 
-def _is_gits(error: PathChanged, change: c.Change, sides: Sides, note: Callable[[str], None]) -> bool:
-    """Return True if a step is only to be tried again: git holds a lock, or has refreshed its index, which is noted."""
+def _may_try_again(error: PathChanged, change: c.Change, sides: Sides, record: Callable[[str], None]) -> bool:
+    """Return True if a step can be tried again: git held a lock, or has refreshed its index, whose stamp is updated."""
     if isinstance(error, LockedByGit):
         time.sleep(_WAIT_S)
         return True
@@ -256,14 +266,14 @@ def _is_gits(error: PathChanged, change: c.Change, sides: Sides, note: Callable[
     if now is None:
         return status != stat_entry(live, name)  # replaced while it was read
     change.before = now
-    note(APPLYING)  # with the new stamp, by which a later start knows on which side it is
+    record(APPLYING)  # with the new stamp: by this, recovery knows on which side the file is
     return True
 
 
-def _fail(error: PathChanged, change: c.Change, changes: Sequence[c.Change], *, or_nothing: bool) -> None:
-    """Let what is not as it was judged be a conflict; raises where that is not possible."""
+def _mark_or_raise(error: PathChanged, change: c.Change, changes: Sequence[c.Change], *, all_or_nothing: bool) -> None:
+    """Mark a change as a conflict because its path has changed; raise an error if it is all or nothing."""
     lock = f"{printable(change.path)}.lock"
-    if not or_nothing:
+    if not all_or_nothing:
         is_locked = isinstance(error, LockedByGit)
         mark_conflict(change, changes, f"git is at work on it: {lock}" if is_locked else CHANGED_SINCE)
     elif isinstance(error, LockedByGit):
@@ -273,21 +283,26 @@ def _fail(error: PathChanged, change: c.Change, changes: Sequence[c.Change], *, 
         raise error
 
 
-def _swapped(sides: Sides, steps: Sequence[Step], start: int, done: list[tuple[Sides, Step]], *, asks: bool) -> int:
-    """Do plain swaps from one on; return the first not done. Where it `asks` who writes, that one is doubtful."""
-    reached = sides.swap_files(steps, start, done, even_open=not asks)
-    if asks and reached == start:
-        raise _Doubtful
+def _do_plain_swaps(
+    sides: Sides, steps: Sequence[Step], start: int, done: list[tuple[Sides, Step]], *, checks_open: bool
+) -> int:
+    """Do plain swaps from `start` on; return the index of the first that was not done.
+
+    With `checks_open`, that file may be open for writing, so _PerhapsOpen is raised if it is the very first.
+    """
+    reached = sides.swap_files(steps, start, done, even_open=not checks_open)
+    if checks_open and reached == start:
+        raise _PerhapsOpen
     return reached
 
 
-def _shown(error: OSError) -> str:
+def _path_in(error: OSError) -> str:
     name = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     return "the project" if not name or name.startswith(".fumehood-") else printable(name)
 
 
 def mark_conflict(change: c.Change, changes: Sequence[c.Change], reason: str = CHANGED_SINCE) -> None:
-    """Mark a change, and what would have moved with it, as a conflict."""
+    """Mark a change, and the changes that would have moved with it, as conflicts."""
     inside = f"{change.path}/"
     for each in changes:
         carried = each.within is not None and each.root == change.root and each.path.startswith(inside)
@@ -295,15 +310,18 @@ def mark_conflict(change: c.Change, changes: Sequence[c.Change], reason: str = C
             each.verdict, each.reason = c.CONFLICT, reason
 
 
-def _needed(step: Step) -> str:
-    """Return the directory of the layer that a step works in."""
+def _layer_directory_of(step: Step) -> str:
+    """Return the directory of the layer that a step needs."""
     if step.act in (SWAP, PUT, TAKE):
         return step.parent
     return step.change.path if step.act == RMDIR else ""
 
 
-class Between:
-    """The way between layers and project for every root, by staging where they are on two file systems."""
+class Transfer:
+    """The layers and the project, root by root, for moving files between them.
+
+    If a layer and its root are on two file systems, files are copied to a staging directory beside the root first.
+    """
 
     def __init__(self, roots: Sequence[str], uppers: Sequence[str], run: str) -> None:
         self.sides: dict[int, Sides] = {}
@@ -313,28 +331,31 @@ class Between:
         self._run = run
         self._staging: dict[int, Staging] = {}
         self._descriptors = Descriptors()
-        self.has_originals = False  # in the staging directories, and nowhere else
+        self.has_originals = False  # originals are in the staging directories, and nowhere else
 
     def open(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
-        """Get every root's two sides ready for these steps."""
+        """Open the two sides of every root, and prepare them for these steps."""
         for number in sorted({step.change.root for step in steps}):
-            mine = [step for step in steps if step.change.root == number]
-            here = [change for change in changes if change.root == number]
+            root_steps = [step for step in steps if step.change.root == number]
+            root_changes = [change for change in changes if change.root == number]
             layer, live = self._open(number)
             if number in self._staging:
                 self._staging[number].make()
-                self._staging[number].prepare(mine, here)
+                self._staging[number].prepare(root_steps, root_changes)
                 layer = self._staging[number].directory
                 self.has_copies = True
-            ignored_locks = {each.path for each in here if each.change == c.DELETED and each.path.endswith(".lock")}
+            ignored_locks = {
+                change.path for change in root_changes
+                if change.change == c.DELETED and change.path.endswith(".lock")
+            }  # fmt: skip
             sides = self.sides[number] = Sides(layer, live, ignored_locks)
-            for parent in sorted({_needed(step) for step in mine}):
+            for parent in sorted({_layer_directory_of(step) for step in root_steps}):
                 make_parents(sides.layer, parent)
             if number not in self._staging:
-                # Copies have neither bookkeeping nor links to anything else.
-                shared = files_with_other_links(here, "after")
+                # Staged copies need no preparation: they have neither overlay attributes nor other links.
+                shared = files_with_other_links(root_changes, "after")
                 self.has_copies = self.has_copies or bool(shared)
-                self.sides[number].prepare(mine, shared)
+                self.sides[number].prepare(root_steps, shared)
         if repositories := changed_repositories(self._roots, changes):
             refs_by_git = [(number, digest_refs(self._roots[number], git)) for number, git in repositories]
             refs = {(number, path): says for number, refs in refs_by_git for path, says in refs.items()}
@@ -348,7 +369,10 @@ class Between:
         return layer, live
 
     def reopen(self, steps: Sequence[Step]) -> None:
-        """Open the two sides as an interrupted apply has left them; without its staging, it had done nothing yet."""
+        """Open the two sides as an interrupted apply has left them.
+
+        If a root has no staging directory where it needs one, nothing was done there.
+        """
         for number in sorted({step.change.root for step in steps}):
             layer, live = self._open(number)
             if number not in self._staging:
@@ -357,18 +381,18 @@ class Between:
                 self.sides[number] = Sides(self._staging[number].directory, live)
 
     def save(self, changes: Sequence[c.Change]) -> bool:
-        """Copy what came out of the project and can't stay as it is; tell whether that has to be settled."""
+        """Copy the originals that can't stay as they are; return True if `settle` must move the copies."""
         for number, shared in self._sharing(changes).items():
             self.sides[number].copy_backups(shared)
         for number, staging in self._staging.items():
             self.sides[number].layer.close()
             staging.copy_originals()
         for sides in self.sides.values():
-            sides.close()  # live directories have their last modes before anything says that the project has it all
+            sides.close()  # this restores modes of live directories, before the journal says that all is applied
         return bool(self._staging or self._sharing(changes))
 
     def settle(self, steps: Sequence[Step], changes: Sequence[c.Change]) -> None:
-        """Put into the layers what was copied: backups that share no inode with a live file; may be repeated."""
+        """Put the copies into the layers, so that no backup shares an inode with a live file; may be repeated."""
         for number, shared in self._sharing(changes).items():
             self.sides[number].place_backup_copies(shared)
         for number, staging in self._staging.items():
@@ -382,30 +406,30 @@ class Between:
                 by_root.setdefault(change.root, []).append(change)
         return by_root
 
-    def keep(self, left: Sequence[Step]) -> None:
-        """Copy home the originals of steps that can't be taken back; the staging directory is then not needed."""
+    def keep(self, not_taken_back: Sequence[Step]) -> None:
+        """Move the originals of steps that can't be taken back to the layers; staging directories can then go."""
         for number, staging in self._staging.items():
-            mine = [step for step in left if step.change.root == number]
-            if mine:
+            root_steps = [step for step in not_taken_back if step.change.root == number]
+            if root_steps:
                 staging.copy_originals()
-                staging.move_originals_to_layer(mine)
+                staging.move_originals_to_layer(root_steps)
         self.has_originals = False
 
     def take_back(self, done: Sequence[tuple[Sides, Step]]) -> list[str]:
-        """Undo performed steps, the last first; return the paths for which that was not possible."""
-        left = []
+        """Undo steps, the last first; return the paths for which that was not possible."""
+        not_taken_back = []
         for sides, step in reversed(done):
             try:
                 sides.undo(step)
             except (PathChanged, OSError):
-                left.append(printable(step.change.path))
-        self.has_originals = bool(left)
-        for staging in self._staging.values() if not left else ():
+                not_taken_back.append(printable(step.change.path))
+        self.has_originals = bool(not_taken_back)
+        for staging in self._staging.values() if not not_taken_back else ():
             staging.restore_stamps()
-        return left
+        return not_taken_back
 
     def close(self) -> None:
-        """Put everything away."""
+        """Close both sides, and remove staging directories that hold no originals."""
         for sides in self.sides.values():
             sides.close()
         for staging in self._staging.values():
@@ -414,16 +438,16 @@ class Between:
         self.sides, self._staging = {}, {}
 
 
-_now: tuple[Sized, int] = (), 0
+_progress: tuple[Sized, int] = (), 0
 
 
 def note_progress(done: Sized, total: int) -> None:
-    """Say what is added to whenever one more of so many is done."""
-    global _now
-    _now = done, total
+    """Set the collection that gets an item whenever one more part of the work is done, and the total."""
+    global _progress
+    _progress = done, total
 
 
 def progress() -> tuple[int, int]:
-    """Return how many are done, and of how many."""
-    done, total = _now
+    """Return how many parts are done, and the total."""
+    done, total = _progress
     return len(done), total

@@ -180,7 +180,7 @@ def _missing_root(run: Run, world: World, *, can_ask: bool) -> tuple[Blocked, ..
 
     To one that ended well, where git has named it, as in `git commit; git log`.
     """
-    from fumehood.service.projects import git_directory
+    from fumehood.service.roots import git_directory
 
     named = world.environment.get("GIT_DIR", "")
     is_missed = os.path.isabs(named) and f"{_NOT_THERE}'{named}'" in run.output

@@ -34,10 +34,10 @@ from fumehood.linux.libc import Closing, InterruptsHeld, read, remove_file
 from fumehood.linux.nofollow import AccessibleTree, open_top, split
 from fumehood.linux.staging import stat_unless_written
 from fumehood.service import layers as layering
-from fumehood.service.apply import take_over
+from fumehood.service.apply import apply_changes
 from fumehood.service.conflicts import find_conflicts
 from fumehood.service.settle import APPLIED, EMPTY, FAILED, record_files
-from fumehood.service.verdicts import concerns, give_verdicts
+from fumehood.service.verdicts import find_concerns, give_verdicts
 from fumehood.store.history import APPLYING, CHECKPOINT, RUNNING, UNFINISHED
 from fumehood.store.places import new_id
 
@@ -292,7 +292,7 @@ class Checkpoints:
                 self._mark(going)
                 checkpoint.state = APPLYING
                 store.history.write_journal(checkpoint)
-                take_over(
+                apply_changes(
                     going, checkpoint.roots, uppers, checkpoint.run,
                     journal=lambda state: store.history.record_progress(checkpoint, state),
                     on_conflict=self._hood.policy.on_conflict,
@@ -325,9 +325,9 @@ class Checkpoints:
 
         Another command may have been handed a file, and what it writes to mapped memory leaves no trace in its times.
         """
-        elsewhere = self._hood.store.writable_directories
-        acted_on = concerns(going, roots, uppers, self._hood.policy.rules, elsewhere=elsewhere)
-        rewritten = next((going[number].path for number, concern in acted_on.items() if concern.held), None)
+        writable = self._hood.store.writable_directories
+        concerns = find_concerns(going, roots, uppers, self._hood.policy.rules, writable_elsewhere=writable)
+        rewritten = next((going[number].path for number, concern in concerns.items() if concern.held), None)
         if rewritten is not None:
             raise OSError(errno.EBUSY, "it was written meanwhile", rewritten)
 

@@ -1,7 +1,7 @@
-"""Remove what is no longer needed: old backups and outputs, what is beyond the budget, what came to nothing.
+"""Remove what is no longer needed: old backups and outputs, backups beyond the budget, layers without use.
 
-The order of writes: the record forgets a layer, then the layer is renamed, then it is removed. So a run
-whose record names a layer has it whole, and what a crash leaves is removed the next time.
+The order of writes: the record forgets a layer, then the layer is renamed, then it is removed. So if a record names a
+layer, the layer is whole; and what a crash leaves is removed the next time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, open_top, stat_entry
 from fumehood.service import apply
 from fumehood.service import layers as layering
-from fumehood.service.files import LiveFiles, catch_up, forget_file
+from fumehood.service.files import LiveFiles, catch_up, update_latest_backups
 from fumehood.service.layers import disk_usage, stat_tree
 from fumehood.service.profiles import remove_old_scratch
-from fumehood.service.projects import remove_left
+from fumehood.service.projects import remove_abandoned_directories
 from fumehood.service.session import remove_old_sessions
 from fumehood.service.store import Store
 from fumehood.store import records
@@ -34,35 +34,34 @@ from fumehood.store.files import BACKUP_DAYS, BACKUPS, DailyBackups, Files, back
 from fumehood.store.places import FileLock
 from fumehood.store.projects import Project
 
-DAYS = 30
-_NEEDED = frozenset({"held", "running", "applying", "settling"})
-# Not `failed`: where a command was stopped, its files may be in there and nowhere else.
-_CAME_TO_NOTHING = frozenset({"discarded", "empty", "refused"})
-_GONE = layering.GONE
+DEFAULT_DAYS = 30
+_NEEDED_STATES = frozenset({"held", "running", "applying", "settling"})
+# Not `failed`: if a command was stopped, its files may be only in the layer.
+_USELESS_STATES = frozenset({"discarded", "empty", "refused"})
 _LOCK = "clean"
-_SHORT = 16  # letters of an id, as reports show it
-NAMED = 5
-_FLEET_DAYS = 8  # at least; by then, neither a job nor its result is in Redis any more
-_ANY_DAY = 1 << 62  # after every recorded one
-_BITS_ALIKE = 4  # sizes that differ by less than so many binary digits are about the same
+_ID_LETTERS = 16  # of a run's id, as reports show it
+MAX_NAMED = 5  # runs that are named in a message
+_MIN_FLEET_DAYS = 8  # after these, neither a job nor its result is in Redis any more
+_AFTER_EVERY_DAY = 1 << 62
+_SIMILAR_BITS = 4  # sizes are similar if their numbers of binary digits differ by less
 
 
 class Freed(Value):
-    """What was removed, and the space that it took."""
+    """What was removed, and the space that this freed."""
 
-    runs: int = 0  # that can no longer be undone
-    backups: int = 0  # of single days
+    runs: int = 0  # whose layers were removed
+    backups: int = 0  # daily ones
     outputs: int = 0
     leftovers: int = 0
     caches: int = 0  # of programs, kept for a project
     bytes: int = 0
-    days: int = DAYS
+    days: int = DEFAULT_DAYS
     not_undoable: tuple[str, ...] = ()  # the runs whose originals are gone, the earliest first
     failed: tuple[str, ...] = ()
-    is_done: bool = True  # False where it was only looked at what would go
+    is_done: bool = True  # False for a dry run
 
     def in_words(self, runs: Sequence[str] = ()) -> str:
-        """Say it in one line, and one more for each of `runs`, and for each thing that could not be removed."""
+        """Return it as text for a person: then the lines of `runs`, and a line for each failure."""
         things = ((self.runs, "run's backups", "runs' backups"), (self.backups, "daily backup", "daily backups"),
                   (self.outputs, "output", "outputs"), (self.leftovers, "leftover", "leftovers"),
                   (self.caches, "unused cache", "unused caches"))  # fmt: skip
@@ -73,24 +72,24 @@ class Freed(Value):
             began, ended = ("removed", "freed") if self.is_done else ("would remove", "to be freed")
             lines = [f"{began} {', '.join(parts)}: {format_size(self.bytes)} {ended}"]
         if self.not_undoable:
-            named = first_names([run[:_SHORT] for run in self.not_undoable], NAMED)
+            named = first_names([run[:_ID_LETTERS] for run in self.not_undoable], MAX_NAMED)
             lines.append(f"{'can' if self.is_done else 'could'} no longer be undone: {named}")
         return "\n".join([*lines, *runs, *(f"could not remove {each}" for each in self.failed)])
 
 
 def clean(
-    store: Store, *, days: int = DAYS, backup_days: int = BACKUP_DAYS, budget: int = 0, now: float | None = None,
-    project: Project | None = None, wait: bool = True, dry: bool = False,
+    store: Store, *, days: int = DEFAULT_DAYS, backup_days: int = BACKUP_DAYS, budget: int = 0,
+    now: float | None = None, project: Project | None = None, wait: bool = True, dry: bool = False,
 ) -> Freed:  # fmt: skip
-    """Remove the backups and saved outputs of runs older than some days, and daily backups; never what is held.
+    """Remove old backups of runs, old outputs, and old daily backups, but never what is held.
 
-    Of one project, or, without one, of all, with what no record names. Old is by the days on which Fumehood ran, so
-    that no single reading of a clock removes anything. A `dry` one only tells what would go.
+    This is for one project, or without `project`, for all of them and for what no record names. Only days on which
+    Fumehood ran count, so that a wrong clock can't make everything old. With `dry`, nothing is removed.
 
-    Beyond the budget, in bytes, the backups of the oldest runs go too, save those of the last day; 0 is no budget. A
-    run whose backups are gone stays in the history, and its record no longer names a layer: that is how undo knows.
-    A run that only added files needs no backup, so it can be undone however old it is. Without `wait`,
-    BlockingIOError is raised where another process is at it.
+    If the backups take more bytes than the `budget`, those of the oldest runs are removed too, but none of the last
+    day; 0 is no limit. A run without its backups stays in the history, but its record names no layer, so undo knows
+    that they are gone. A run that only added files needs no backup: it can be undone at any age. Without `wait`,
+    BlockingIOError is raised if another process is cleaning.
     """
     if days < 0 or backup_days < 0:
         raise BadRequest(f"{min(days, backup_days)} days is not an age", hint="fumehood clean --days 30")
@@ -99,40 +98,41 @@ def clean(
         if project is None and not dry:
             os.utime(store.places.lock(_LOCK))
         if not dry:
-            # A daily backup is of the run's original: while that is there, it can still be made.
-            for (each,) in store.database.rows("SELECT DISTINCT project FROM files_due"):
-                catch_up(store, each)
+            # Daily backups are made of the runs' originals, so while these are still there.
+            for (due_project,) in store.database.rows("SELECT DISTINCT project FROM files_due"):
+                catch_up(store, due_project)
         with store.database.transaction() as connection:
             note_day(connection, moment)
         recorded = Days(store.database)
         owner = None if project is None else project.id
         backups, size = clean_daily(store, min(days, backup_days), recorded, moment, project=owner, dry=dry)
-        freed = _Cleaning(store, days, budget, recorded, moment, project=owner, dry=dry).all()
-        old = recorded.cutoff_time(days, moment)
-        caches, cached = remove_old_scratch(
+        freed = _Cleaning(store, days, budget, recorded, moment, project=owner, dry=dry).clean_runs()
+        cutoff = recorded.cutoff_time(days, moment)
+        caches, cache_size = remove_old_scratch(
             store.places,
-            old,
+            cutoff,
             recorded.cutoff_time(2, moment),
             project=None if project is None else project.path,
             dry=dry,
         )
         leftovers = freed.leftovers + remove_old_sessions(store, recorded, days, moment, project=owner, dry=dry)
         freed = freed.replace(
-            backups=backups, caches=caches, bytes=freed.bytes + size + cached, leftovers=leftovers, is_done=not dry
+            backups=backups, caches=caches, bytes=freed.bytes + size + cache_size, leftovers=leftovers, is_done=not dry
         )
         if not dry:
             if project is None:
-                remove_older(store.places.cache, (confine.CACHE_PREFIX, hostview.CACHE_PREFIX), old)
-                # Notes of jobs are written when these are sent, and when they have ended.
-                remove_older(f"{store.places.state}/fleet", ("",), recorded.cutoff_time(max(days, _FLEET_DAYS), moment))
-                remove_left(store.places)
+                remove_older(store.places.cache, (confine.CACHE_PREFIX, hostview.CACHE_PREFIX), cutoff)
+                # Notes of jobs are written when the jobs are sent, and when they have ended.
+                fleet_cutoff = recorded.cutoff_time(max(days, _MIN_FLEET_DAYS), moment)
+                remove_older(f"{store.places.state}/fleet", ("",), fleet_cutoff)
+                remove_abandoned_directories(store.places)
             if freed != Freed(days=days):
                 store.audit.add_event("", CLEANED, freed.in_words().replace("\n", "; "), project=owner)
         return freed
 
 
 class _OldLayer(Value):
-    """A layer by its records: the runs that use it, by id and state, and the latest of their numbers and days."""
+    """A layer, the ids and states of the runs that use it, and the latest of their numbers and days."""
 
     name: str
     project: int
@@ -142,7 +142,7 @@ class _OldLayer(Value):
 
 
 class _Cleaning:
-    """One cleaning, done while no other is."""
+    """One cleaning of the layers and outputs of runs; the lock for cleaning is held."""
 
     def __init__(
         self, store: Store, days: int, budget: int, recorded: Days, now: float, *, project: int | None, dry: bool
@@ -155,67 +155,69 @@ class _Cleaning:
         self._project = project
         self._is_dry = dry
         self._bytes = 0
-        self._gone: list[str] = []  # directories that were set aside
+        self._renamed: list[str] = []  # directories that are about to be removed
         self._failed: list[str] = []
 
-    def all(self) -> Freed:
-        """Remove everything that may go."""
+    def clean_runs(self) -> Freed:
+        """Remove all layers and outputs that are not needed any more."""
         places = self._store.places
         with Closing(open_top(f"{places.state}/runs")) as runs, Closing(open_top(f"{places.state}/outputs")) as outputs:
-            # A run makes its directory before it is recorded, so one without a record may be starting just now:
-            # only those that have been there for long go.
-            on_disk, printed = entries(runs), entries(outputs)
+            # A run makes its directory before it is recorded. One without a record may be starting now, so only old
+            # ones are removed.
+            on_disk, output_names = entries(runs), entries(outputs)
             self._measure(runs)
-            going = self._beyond_budget(on_disk)
-            # Of a long history, most is too young: nothing else need be known of that.
-            first_kept = self._recorded.first_kept(1) if self._days else _ANY_DAY
+            removable = self._beyond_budget(on_disk)
+            # Most runs of a long history are too young, so no more is read about them.
+            first_kept = self._recorded.first_kept(1) if self._days else _AFTER_EVERY_DAY
             rows = self._store.database.rows("SELECT id FROM runs WHERE space >= 0 AND day >= ?", (first_kept,))
             young = {name for (name,) in rows}
             older = [name for name in on_disk if name not in young]
-            recorded = _layers(self._store, older)
-            chosen = {layer.name for layer in going}
-            going += [
+            recorded = _layers_by_name(self._store, older)
+            chosen = {layer.name for layer in removable}
+            removable += [
                 layer for name, layer in recorded.items()
-                if self._project in (None, layer.project) and name not in chosen and self._may_go(layer, self._days)
-            ]
+                if self._project in (None, layer.project) and name not in chosen
+                and self._is_removable(layer, self._days)
+            ]  # fmt: skip
             strays = [] if self._project is not None else [
-                name for name in older if name not in recorded and self._is_stray(name, runs)
+                name for name in older if name not in recorded and self._is_old_stray(name, runs)
             ]
             if self._is_dry:
-                # What a daily backup has too is counted here: that is not younger, and goes as well.
-                self._bytes += sum(disk_usage(runs, name) for name in [each.name for each in going] + strays)
+                # Files that a daily backup shares count too: the backup is as old, so it is removed as well.
+                self._bytes += sum(disk_usage(runs, name) for name in [layer.name for layer in removable] + strays)
             else:
-                going = self._retire(going, runs)
-                self._set_aside(strays, runs)
-                # With those of a cleaning that did not end.
-                self._remove_gone([*self._gone, *(name for name in on_disk if name.endswith(_GONE))], runs)
-            wanted = [layer for layer in going if not _is_useless(layer)]
+                removable = self._forget_layers(removable, runs)
+                self._rename_to_gone(strays, runs)
+                # An interrupted cleaning may have left some too.
+                left_behind = [name for name in on_disk if name.endswith(layering.GONE)]
+                self._remove_renamed([*self._renamed, *left_behind], runs)
+            useful = [layer for layer in removable if not _is_useless(layer)]
             return Freed(
-                runs=len(wanted), leftovers=len(going) - len(wanted) + len(strays),
-                outputs=self._remove_outputs(printed, outputs), bytes=self._bytes, days=self._days,
+                runs=len(useful), leftovers=len(removable) - len(useful) + len(strays),
+                outputs=self._remove_outputs(output_names, outputs), bytes=self._bytes, days=self._days,
                 not_undoable=tuple(
-                    run for layer in sorted(wanted, key=lambda layer: layer.latest)
+                    run for layer in sorted(useful, key=lambda layer: layer.latest)
                     for run, state in layer.users if state == "applied"
                 ),
                 failed=tuple(self._failed),
             )  # fmt: skip
 
     def _is_old(self, day: int, days: int) -> bool:
-        """Return True if more than so many days were recorded since one; of no days, everything is."""
+        """Return True if more than `days` were recorded since a day; with 0 days, everything is old."""
         return days == 0 or self._recorded.days_after_number(day) > days
 
-    def _may_go(self, layer: _OldLayer, days: int) -> bool:
-        """Return True if nobody needs a layer: nothing in it waits, and all that used it is so many days old."""
-        if _NEEDED & {state for _, state in layer.users}:
+    def _is_removable(self, layer: _OldLayer, days: int) -> bool:
+        """Return True if nobody needs a layer: nothing in it waits, and all runs that use it are older than `days`."""
+        if _NEEDED_STATES & {state for _, state in layer.users}:
             return False
         if not self._is_old(layer.day, 1 if _is_useless(layer) else days):
             return False
-        # An undo leaves what waits for a person where it is.
+        # Changes may still wait after the run was undone.
         changes = (change for run, _ in layer.users for change in self._store.history.changes(run))
         return all(change.verdict not in WAITING for change in changes)
 
     def _measure(self, runs: int) -> None:
-        """Record what the layers take in which something was settled since the last time."""
+        """Record the sizes of the layers in which changes were settled since the last cleaning."""
         database = self._store.database
         unmeasured = (
             "SELECT DISTINCT layer FROM runs WHERE space IS NULL AND layer != ''"
@@ -230,37 +232,40 @@ class _Cleaning:
             connection.executemany("UPDATE runs SET space = ? WHERE id = ?", sizes)
 
     def _beyond_budget(self, on_disk: Sequence[str]) -> list[_OldLayer]:
-        """Return layers that may go, until those left fit into the budget; the last day is kept, and does not count.
+        """Return layers to remove, so that the others fit into the budget. Those of the last day stay, uncounted.
 
-        The oldest go first, among those that take about as much: a command that writes a great deal would else cost a
-        person all the small originals that they have.
+        Larger layers go first, and among those of similar size, the oldest. Otherwise one command that writes a great
+        deal would cost a person all their small originals.
         """
-        mine = "" if self._project is None else f"AND project = {int(self._project)}"
-        sizes = f"SELECT {{}} FROM runs WHERE space >= 0 {mine}"
+        of_project = "" if self._project is None else f"AND project = {int(self._project)}"
+        sizes = f"SELECT {{}} FROM runs WHERE space >= 0 {of_project}"
         ((total,),) = self._store.database.rows(sizes.format("coalesce(sum(space), 0)"))
         if not self._budget or total <= self._budget:
             return []
         space: dict[str, int] = dict(self._store.database.rows(sizes.format("id, space")))
-        layers = [layer for name, layer in _layers(self._store, on_disk).items() if name in space]
-        going = [layer for layer in layers if self._may_go(layer, self._days)]
-        chosen = {layer.name for layer in going}
+        layers = [layer for name, layer in _layers_by_name(self._store, on_disk).items() if name in space]
+        removable = [layer for layer in layers if self._is_removable(layer, self._days)]
+        chosen = {layer.name for layer in removable}
         older = [layer for layer in layers if layer.name not in chosen and self._is_old(layer.day, 1)]
         total = sum(space[layer.name] for layer in older)
-        for layer in sorted(older, key=lambda layer: (-(space[layer.name].bit_length() // _BITS_ALIKE), layer.latest)):
+        by_size_and_age = sorted(
+            older, key=lambda layer: (-(space[layer.name].bit_length() // _SIMILAR_BITS), layer.latest)
+        )
+        for layer in by_size_and_age:
             if total <= self._budget:
                 break
-            if space[layer.name] and self._may_go(layer, 1):
-                going.append(layer)
+            if space[layer.name] and self._is_removable(layer, 1):
+                removable.append(layer)
                 total -= space[layer.name]
-        return going
+        return removable
 
-    def _retire(self, layers: Sequence[_OldLayer], runs: int) -> list[_OldLayer]:
-        """Let the records forget layers, and set these aside, while nobody can apply or undo."""
-        retired: list[_OldLayer] = []
+    def _forget_layers(self, layers: Sequence[_OldLayer], runs: int) -> list[_OldLayer]:
+        """Let the records forget layers, and rename these, under the projects' locks; return those that were done."""
+        forgotten: list[_OldLayer] = []
         for project in sorted({layer.project for layer in layers}):
             with self._store.lock_project(project):
                 mine = [layer for layer in layers if layer.project == project]
-                now = _layers(self._store, [layer.name for layer in mine])
+                now = _layers_by_name(self._store, [layer.name for layer in mine])
                 mine = [layer for layer in mine if now.get(layer.name) == layer]
                 with self._store.database.transaction() as connection:
                     for layer in mine:
@@ -270,32 +275,32 @@ class _Cleaning:
                         connection.execute("UPDATE runs SET layer = '', space = -1 WHERE layer = ?", (layer.name,))
                         for run, _ in layer.users:
                             self._store.audit.add(connection, run, CLEANED, "its backups are no longer kept")
-                self._set_aside([layer.name for layer in mine], runs)
-                retired += mine
-        return retired
+                self._rename_to_gone([layer.name for layer in mine], runs)
+                forgotten += mine
+        return forgotten
 
-    def _is_stray(self, name: str, runs: int) -> bool:
-        """Return True if a directory that no record names may go.
+    def _is_old_stray(self, name: str, runs: int) -> bool:
+        """Return True if a directory that no record names can be removed.
 
-        Should the database be lost, these are the person's only copies: what can be taken up again stays.
+        If the database was lost, it may hold the person's only copies. So it stays if its run can be recorded again.
         """
         if any(records.read_records(self._store.places, name)) or os.path.exists(f"{self._store.places.edits}/{name}"):
             return False
         limit = self._recorded.cutoff_time(max(self._days, 1), self._now)
         newest = max((entry.st_ctime for entry in stat_tree(runs, name)), default=0.0)
-        return not name.endswith(_GONE) and newest < limit
+        return not name.endswith(layering.GONE) and newest < limit
 
-    def _set_aside(self, names: Iterable[str], runs: int) -> None:
+    def _rename_to_gone(self, names: Iterable[str], runs: int) -> None:
         for name in names:
             try:
                 claim = layering.lock_dead_run(self._store.places, name)
             except (FileNotFoundError, BlockingIOError):
-                continue  # its own run removed it, because nothing was left in it, or is at it
+                continue  # its own run has removed it, because it was empty, or is still alive
             with claim:
-                os.rename(name, f"{name}{_GONE}", src_dir_fd=runs, dst_dir_fd=runs)
-                self._gone.append(f"{name}{_GONE}")
+                os.rename(name, f"{name}{layering.GONE}", src_dir_fd=runs, dst_dir_fd=runs)
+                self._renamed.append(f"{name}{layering.GONE}")
 
-    def _remove_gone(self, names: Sequence[str], runs: int) -> None:
+    def _remove_renamed(self, names: Sequence[str], runs: int) -> None:
         done: list[str] = []
         apply.note_progress(done, len(names))
         for name in names:
@@ -309,7 +314,7 @@ class _Cleaning:
                 self._bytes += size
 
     def _remove_outputs(self, names: Sequence[str], outputs: int) -> int:
-        """Remove the outputs of old runs; their records say how long they were."""
+        """Remove the outputs of old runs; their records still say how long the outputs were."""
         ids = sorted({name.partition(".")[0] for name in names})
         rows = self._store.database.rows_for("SELECT id, project, state, day FROM runs WHERE id IN (?)", ids)
         runs = {run: (project, state, day) for run, project, state, day in rows}
@@ -323,8 +328,8 @@ class _Cleaning:
             if project is None:
                 may_go = self._project is None and output.st_mtime < stray_limit
             else:
-                is_meant = self._project in (None, project)
-                may_go = is_meant and state not in _NEEDED and self._is_old(day, self._days)
+                is_of_project = self._project in (None, project)
+                may_go = is_of_project and state not in _NEEDED_STATES and self._is_old(day, self._days)
             if may_go:
                 if not self._is_dry:
                     os.unlink(name, dir_fd=outputs)
@@ -333,11 +338,11 @@ class _Cleaning:
         return removed
 
 
-def _layers(store: Store, names: Sequence[str]) -> dict[str, _OldLayer]:
-    """Return those of some layers that records name, and by their own ids the runs that have none."""
+def _layers_by_name(store: Store, names: Sequence[str]) -> dict[str, _OldLayer]:
+    """Return the layers of these names that records have, and runs of these names that have no layer."""
     columns = "SELECT number, id, layer, project, state, max(number, settled_after), day FROM runs WHERE"
     conditions = ("layer IN (?)", "layer = '' AND id IN (?)")
-    rows = [row for each in conditions for row in store.database.rows_for(f"{columns} {each}", names)]
+    rows = [row for condition in conditions for row in store.database.rows_for(f"{columns} {condition}", names)]
     layers: dict[str, _OldLayer] = {}
     for _, run, name, owner, state, latest, day in sorted(rows):
         layer = layers.get(name or run, _OldLayer(name=name or run, project=owner, users=()))
@@ -349,20 +354,21 @@ def _layers(store: Store, names: Sequence[str]) -> dict[str, _OldLayer]:
 
 def _is_useless(layer: _OldLayer) -> bool:
     """Return True if a layer holds nothing that anybody wanted to keep."""
-    return all(state in _CAME_TO_NOTHING for _, state in layer.users)
+    return all(state in _USELESS_STATES for _, state in layer.users)
 
 
-# ---- Remove daily backups that are old, and the records that only they had kept.
+# ---- Remove old daily backups, and the records that only they had kept.
 
 def clean_daily(
     store: Store, days: int, recorded: Days, now: float, *, project: int | None = None, dry: bool = False
 ) -> tuple[int, int]:
-    """Remove the daily backups older than some recorded days, save those of files that held changes wait on.
+    """Remove the daily backups older than some recorded days, but not those of files that held changes wait on.
 
-    Of one project, or of all, with those that no record names. Returns how many, and the bytes that this frees.
+    This is for one project, or without `project`, for all of them and for backups that no record names. Return how many
+    were removed, and the bytes that this frees.
 
-    A record goes with its last backup if the file is gone too and no run deleted it. Takes the locks of the
-    projects, so the caller must hold none of them.
+    The record of a file is removed with its last backup if the file is gone too and no run deleted it. This takes the
+    locks of the projects, so the caller must hold none of them.
     """
     with DailyBackups(store.places.state) as daily:
         by_number: dict[int, list[str]] = {}
@@ -375,7 +381,7 @@ def clean_daily(
             if record.needs_approval:
                 del by_number[record.id]  # a held change waits on it
             elif recorded.days_after_number(record.last_day) <= days:
-                # Its clock was behind, perhaps: the latest is not older than the change that it was made for.
+                # The clock may have been behind: the latest backup is not older than the change that it was made for.
                 latest = record.last_approved_copy_path.removeprefix(f"{BACKUPS}/")
                 by_number[record.id] = [name for name in by_number[record.id] if name != latest]
         file_records = [(owner, record) for owner, record in file_records if by_number.get(record.id)]
@@ -383,31 +389,32 @@ def clean_daily(
             file_records = [(owner, record) for owner, record in file_records if owner == project]
             by_number = {record.id: by_number[record.id] for _, record in file_records}
         if dry:
-            going = [name for names in by_number.values() for name in names]
-            return len(going), sum(map(daily.freed_by, going))
-        gone: list[str] = []
-        freed = 0
+            old = [name for names in by_number.values() for name in names]
+            return len(old), sum(map(daily.freed_by, old))
+        removed = freed = 0
         for owner in sorted({owner for owner, _ in file_records}):
-            mine = [each for number, each in file_records if number == owner]
-            names = [name for each in mine for name in by_number.pop(each.id)]
+            mine = [record for number, record in file_records if number == owner]
+            names = [name for record in mine for name in by_number.pop(record.id)]
             with store.lock_project(owner):
-                freed += _remove(store, daily, names)
+                freed += _remove_backups(store, daily, names)
                 backed_up = set(daily.names_by_file())
-                for root in sorted({each.root for each in mine}):
-                    alone = [each for each in mine if each.root == root and each.id not in backed_up]
+                for root in sorted({record.root for record in mine}):
+                    without_backup = [record for record in mine if record.root == root and record.id not in backed_up]
                     with LiveFiles(root) as live:
-                        Files(store.database).drop([each.id for each in alone if live.is_missing(each.path)])
-            gone += names
-        # Those that no record names any more, and copies that were never finished.
+                        Files(store.database).drop(
+                            [record.id for record in without_backup if live.is_missing(record.path)]
+                        )
+            removed += len(names)
+        # Backups that no record names any more, and copies that were never finished.
         strays = [name for names in by_number.values() for name in names]
         strays += daily.unfinished_copies(recorded.cutoff_time(1, now)) if project is None else []
-        freed += _remove(store, daily, strays)
-    return len(gone) + len(strays), freed
+        freed += _remove_backups(store, daily, strays)
+    return removed + len(strays), freed
 
 
-def _remove(store: Store, daily: DailyBackups, names: Sequence[str]) -> int:
-    """Remove daily backups, after their records forgot them; returns the bytes that this freed."""
-    forget_file(store, [name for name, _ in daily.entries()], names)
+def _remove_backups(store: Store, daily: DailyBackups, names: Sequence[str]) -> int:
+    """Let the records forget daily backups, then remove them; return the bytes that this freed."""
+    update_latest_backups(store, [name for name, _ in daily.entries()], names)
     freed = 0
     for name in names:
         freed += daily.freed_by(name)
@@ -416,7 +423,7 @@ def _remove(store: Store, daily: DailyBackups, names: Sequence[str]) -> int:
 
 
 def clean_up(store: Store, cleaning: Clean) -> str:
-    """Clean as the person wishes it, unless another process is at it; returns what to tell them."""
+    """Clean by the person's settings, unless another process is cleaning; return what to tell them."""
     try:
         freed = clean(
             store, days=cleaning.keep_days, backup_days=cleaning.backup_days, budget=cleaning.budget, wait=False

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from fumehood.linux.streams import CommandInput
     from fumehood.service.ask import Answering, Ask
     from fumehood.service.hood import Hood
-    from fumehood.service.projects import ThrownDirectory
+    from fumehood.service.projects import ThrowawayDirectory
     from fumehood.store.projects import Project
 
     Function = Callable[..., object]
@@ -85,7 +85,7 @@ class Commands:
     _ask: Answering | Ask | Sequence[Answering | Ask] | None
     _session: str
     _own_tmp: bool
-    _thrown: ThrownDirectory | None
+    _thrown: ThrowawayDirectory | None
     _cwd: str
     _mark: str
     _draft: str

@@ -70,9 +70,9 @@ def find_conflicts(store: Store, run: Run, layers: Sequence[Layer], indexes: See
         run.changed = [change for change in run.changed if change not in locks]
         changed_meanwhile = [change for change in changed_meanwhile if change not in locks]
     if changed_meanwhile and run.below:
-        from fumehood.service.held import waiting
+        from fumehood.service.held import held_changes_below
 
-        below = waiting(store, run)
+        below = held_changes_below(store, run)
         changed_meanwhile = [change for change in changed_meanwhile if below.base_run_of(change) is None]
     if changed_meanwhile:
         _mark_conflicts(run, changed_meanwhile, undone, layers, began, indexes)
@@ -226,9 +226,9 @@ def check_conflicts_in_draft(store: Store, project: int, run: Run, *, may_run_ag
     changes say so. The project's lock is taken.
     """
     from fumehood.core.patterns import lies_in_cache
-    from fumehood.service.held import unseen
+    from fumehood.service.held import unseen_held_changes
 
-    others = unseen(store, project, run)
+    others = unseen_held_changes(store, project, run)
     for change in run.changed if others else ():
         author = others.base_run_of(change) if change.verdict in c.WAITING and not lies_in_cache(change.path) else None
         if author is not None and may_run_again:

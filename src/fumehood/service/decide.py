@@ -1,4 +1,4 @@
-"""A person's word on held changes: apply them after all, or throw them away; all of a run, or some of its paths."""
+"""A person decides about held changes: apply or discard them, all of a run or some of its paths."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import matches_stamp, open_below, open_top, split, stamp_of
 from fumehood.service import held as held_runs
 from fumehood.service import layers as layering
-from fumehood.service.apply import mark_conflict, take_over
+from fumehood.service.apply import apply_changes, mark_conflict
 from fumehood.service.conflicts import paths_changed_since, stat_changes
 from fumehood.service.differences import difference_of
 from fumehood.service.restore import put_in_place
@@ -50,40 +50,42 @@ if TYPE_CHECKING:
     from fumehood.store.projects import Project
 
 
-DONE = "done"
+APPLIED_EARLIER = "done"  # the verdict in the journal of changes that the same run had applied before
 STOPPED_RUNNING = "Fumehood was stopped while the command ran"
-BY_FORCE = "a person takes it by force"  # while it is in flight: should that be taken back, it is a conflict again
+BY_FORCE = "a person takes it by force"  # the reason in the journal: if it is taken back, it is a conflict again
 
 
 def apply_held(
     store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", force: bool = False,
     expected: str = "",
 ) -> Run:  # fmt: skip
-    """Take over what a run had to hold; with `force`, also what was changed there after the run began, or is open.
+    """Apply what a run holds. With `force`, also conflicts, and files that other programs have open.
 
-    What a person has there is then saved in the run's layer first, like any original. Without, conflicts stay.
+    A conflict's version in the project is then saved in the run's layer first, like any original.
     `expected` is the digest of what the person was shown (`shown_digest`); anything else raises ChangedMeanwhile.
     """
     with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True), InterruptsHeld():
-        unmounted = _unmounted(store, recorded(store, project, run), paths, here)
-        run, waiting = _waiting(store, project, run, paths, here, expected, forth=True)
+        unmounted = _hold_unmounted(store, current_run(store, project, run), paths, here)
+        run, waiting = _require_held(store, project, run, paths, here, expected, into_project=True)
         layering.require_roots_exist(run.roots, waiting)
         if not force:
-            waiting = _without_conflicts(run, waiting)
-        _refuse_before_others(store, run, waiting)
-        others = store.has_running_command(project.id)
-        held_runs.let_go(store, project.id, run.run, others=others)
+            waiting = _leave_conflicts(run, waiting)
+        _refuse_if_base_is_held(store, run, waiting)
+        others_run = store.has_running_command(project.id)
+        held_runs.retire_folds_of(store, project.id, run.run, others_run=others_run)
         if force:
-            run.changed, waiting = _judged_anew(store, run, waiting)
+            run.changed, waiting = _rejudge(store, run, waiting)
         elif unmounted:
-            waiting = _compared_anew(store, run, waiting, unmounted)
-        is_anew = force or bool(unmounted) or _stamp_anew(run, waiting) or bool(run.below)
-        failure = _apply(store, project, run, waiting, is_anew=is_anew, even_open=force, others=others)
+            waiting = _recompare_unmounted(store, run, waiting, unmounted)
+        has_new_stamps = force or bool(unmounted) or _update_stamps(run, waiting) or bool(run.below)
+        failure = _apply(
+            store, project, run, waiting, has_new_stamps=has_new_stamps, even_open=force, others_run=others_run
+        )
         if failure is not None:
             hint = f"the changes are still held: fumehood show {run.name}"
             raise ApplyFailed(failure.message, hint=hint) from failure
-        if run.state != HELD and not others:
-            held_runs.drop_if_unneeded(store, run)
+        if run.state != HELD and not others_run:
+            held_runs.drop_layer_if_unneeded(store, run)
     return run
 
 
@@ -91,14 +93,14 @@ def apply_edited(
     store: Store, project: Project, run: Run, path: str, edit: Callable[[bytes, bytes], bytes], *, here: str = "",
     expected: str = "",
 ) -> Run:  # fmt: skip
-    """Take over one file that a run holds as a person makes it of what the project has and what the run wrote.
+    """Apply one held file as a person edits it: `edit` gets the project's and the run's content, and returns the new.
 
-    That is a run of its own, which can be undone; what the run itself wrote is then thrown away. Should we die between
-    the two, it is still held. `expected` is the digest of the two versions that were shown (`versions_digest`).
+    That is a run of its own, which can be undone. Then the run's version is discarded; if the process dies between the
+    two, that is still held. `expected` is the digest of the two versions that were shown (`versions_digest`).
     """
     trees_lock = store.lock_held_trees(project.id, settling=True)
     with store.lock_project(project.id), trees_lock, InterruptsHeld() as interrupts:
-        run, waiting = _waiting(store, project, run, [path], here, forth=True)
+        run, waiting = _require_held(store, project, run, [path], here, into_project=True)
         change = waiting[0]
         if len(waiting) != 1 or change.kind != c.FILE or change.change == c.DELETED:
             raise BadRequest(
@@ -113,8 +115,8 @@ def apply_edited(
         old, new = contents(store, run, change)
         if expected and versions_digest(run, change, old, new) != expected:
             raise changed_since_shown(run)
-        _refuse_before_others(store, run, waiting)
-        _refuse_built_upon(store, project, run, waiting)
+        _refuse_if_base_is_held(store, run, waiting)
+        _refuse_if_built_upon(store, project, run, waiting)
         content = edit(old, new)
         edited = Run(
             run=new_id(), project=project.path, command=f"merge {change.path} of run {run.number}", cwd=project.path,
@@ -137,7 +139,7 @@ def apply_edited(
 def apply_hunks(
     store: Store, project: Project, run: Run, path: str, wanted: Collection[int], *, here: str = "", expected: str = ""
 ) -> Run:
-    """Take over some hunks of a file that a run holds, counted from 0 as its difference shows them; the others go."""
+    """Apply some hunks of a held file, counted from 0 as its difference shows them; the other hunks are discarded."""
 
     def edit(old: bytes, new: bytes) -> bytes:
         before, after = (each.decode(errors="surrogateescape") for each in (old, new))
@@ -147,30 +149,30 @@ def apply_hunks(
 
 
 def versions_digest(run: Run, change: c.Change, old: bytes, new: bytes) -> str:
-    """Identify the two versions of one held file that a person was shown."""
+    """Return the digest of the two versions of one held file that a person is shown."""
     return digest_of(held_digest(run, [change]), *(each.decode("latin-1") for each in (old, new)))
 
 
-def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", forth: bool = True) -> str:
-    """Identify what a word on these paths of a run is for, as the run is known to whoever shows it."""
-    return held_digest(run, meant(run, paths, here=here, forth=forth))
+def shown_digest(run: Run, paths: Sequence[str] = (), *, here: str = "", into_project: bool = True) -> str:
+    """Return the digest of what a run holds at some paths, for `expected`, from the run as it is shown."""
+    return held_digest(run, held_changes_at(run, paths, here=here, into_project=into_project))
 
 
 def changed_since_shown(run: Run) -> ChangedMeanwhile:
-    """Return what refuses a word on a run that holds something else than the person was shown."""
+    """Return the error for a decision about a run that holds something else than the person was shown."""
     return ChangedMeanwhile(
         f"what run {run.name} holds has changed since it was shown: nothing was done",
         hint=f"fumehood show {run.name}, then decide again",
     )
 
 
-def _waiting(
-    store: Store, project: Project, run: Run, paths: Sequence[str], here: str, expected: str = "", *, forth: bool
+def _require_held(
+    store: Store, project: Project, run: Run, paths: Sequence[str], here: str, expected: str = "", *, into_project: bool
 ) -> tuple[Run, list[c.Change]]:
-    """Return a run as it is now, and those of its held changes that are meant, to go `forth` or to be thrown away."""
-    run = recorded(store, project, run)
+    """Return a run as it is now, and its held changes at some paths, to be applied (`into_project`) or discarded."""
+    run = current_run(store, project, run)
     if run.state in UNFINISHED:
-        # It waits for its command to end, or something is in the way of mending it.
+        # Its command is still running, or has ended but can't be settled.
         why = store.unsettled.get(run.run)
         if why is None:
             raise BadRequest(f"run {run.name} has not ended yet", hint=f"wait for it: fumehood show {run.name}")
@@ -179,14 +181,14 @@ def _waiting(
             hint=f"once that is fixed, the next command holds it; fumehood discard {run.name} throws all of it away",
         )
     if run.state != HELD:
-        # What a run held goes with it when it is undone, and comes back with it.
+        # When a run is undone, its held changes go with it, and redo brings them back.
         is_gone = run.state == "undone" and any(change.verdict in c.WAITING for change in run.changed)
         hint = f"fumehood {'redo' if is_gone else 'show'} {run.name}"
         raise BadRequest(f"run {run.name} holds nothing: it is {run.state}", hint=hint)
-    if forth and not os.path.isdir(store.places.run(run.run)):
+    if into_project and not os.path.isdir(store.places.run(run.run)):
         raise BadRequest(f"what run {run.name} wrote is no longer kept", hint=f"fumehood discard {run.name}")
-    waiting = meant(run, paths, here=here, forth=forth)
-    if forth and run.draft is not None:
+    waiting = held_changes_at(run, paths, here=here, into_project=into_project)
+    if into_project and run.draft is not None:
         raise BadRequest(
             f"run {run.name} is in draft {run.draft_name}, which is applied as a whole",
             hint=f"fumehood draft apply {run.draft_name}",
@@ -196,17 +198,17 @@ def _waiting(
     return run, waiting
 
 
-def _unmounted(store: Store, run: Run, paths: Sequence[str], here: str) -> set[tuple[int, str]]:
-    """Have those changes wait for a person that only a mount was in the way of, which is gone; return their places."""
+def _hold_unmounted(store: Store, run: Run, paths: Sequence[str], here: str) -> set[tuple[int, str]]:
+    """Hold changes that could not be applied because of a mount that is gone now; return their places."""
     if run.state in (*UNFINISHED, "undone"):
         return set()
-    meant = changes_at(run, paths, here=here)
-    stuck = [change for change in meant if is_mounted_on(change)]
+    changes = changes_at(run, paths, here=here)
+    stuck = [change for change in changes if is_mounted_on(change)]
     mounts = [mount for root in run.roots for mount in mounts_inside(root)] if stuck else []
     free = [change for change in stuck if not is_in(f"{run.roots[change.root]}/{change.path}", mounts)]
     if stuck and not os.path.isdir(store.places.run(run.run)):
         raise BadRequest(f"what run {run.name} wrote is no longer kept", hint="run the command again")
-    if stuck and not free and all(change.verdict not in c.WAITING for change in meant):
+    if stuck and not free and all(change.verdict not in c.WAITING for change in changes):
         raise BadRequest(printable(stuck[0].reason), hint=f"unmount it, then: fumehood apply {run.name}")
     if free:
         for change in free:
@@ -216,65 +218,65 @@ def _unmounted(store: Store, run: Run, paths: Sequence[str], here: str) -> set[t
     return {(change.root, change.path) for change in free}
 
 
-def _compared_anew(
+def _recompare_unmounted(
     store: Store, run: Run, waiting: Sequence[c.Change], unmounted: set[tuple[int, str]]
 ) -> list[c.Change]:
-    """Compare what went to a mount with what lies below it; refuse where somebody changed that since the run began."""
+    """Compare changes of a mount with the files that lay below it; refuse if these changed since the run began."""
     mine = [change for change in waiting if (change.root, change.path) in unmounted]
-    run.changed, going = _judged_anew(store, run, mine)
+    run.changed, compared = _rejudge(store, run, mine)
     began = int(run.started_at * 1e9)
-    for change in going:
+    for change in compared:
         if change.before is not None and change.before.kind != c.DIRECTORY and change.before.changed_ns > began:
             raise BadRequest(
                 f"{printable(change.path)} changed in the project after run {run.name} began",
                 hint=f"fumehood apply {run.name} --force takes the run's version, and saves what is there now",
             )
-    return [*(change for change in waiting if (change.root, change.path) not in unmounted), *going]
+    return [*(change for change in waiting if (change.root, change.path) not in unmounted), *compared]
 
 
-def meant(run: Run, paths: Sequence[str], *, here: str = "", forth: bool = True) -> list[c.Change]:
-    """Return the held changes that paths mean, with those that can't stay behind."""
-    named_changes = changes_at(run, paths, here=here)
-    waiting = [change for change in named_changes if change.verdict in c.WAITING]
+def held_changes_at(run: Run, paths: Sequence[str], *, here: str = "", into_project: bool = True) -> list[c.Change]:
+    """Return the held changes at some paths, with those that must go with them."""
+    matching = changes_at(run, paths, here=here)
+    waiting = [change for change in matching if change.verdict in c.WAITING]
     if not waiting:
-        first = named_changes[0]
+        first = matching[0]
         raise BadRequest(
             f"run {run.name} does not hold {printable(first.path)}: it is {first.verdict}",
             hint=f"fumehood show {run.name}",
         )
-    return with_dependent_changes(run, waiting, forth=forth) if paths else waiting
+    return with_dependent_changes(run, waiting, into_project=into_project) if paths else waiting
 
 
-def _without_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
-    """Leave out what only goes by force; refuse where that is all."""
-    going = without_conflicts(run.changed, waiting, run.roots)
-    if going:
-        return going
-    among = [change for change in waiting if change.verdict == c.CONFLICT]
-    among = among or [change for change in run.changed if change.verdict == c.CONFLICT]
-    path = shell_path(among[0].path)
+def _leave_conflicts(run: Run, waiting: Sequence[c.Change]) -> list[c.Change]:
+    """Leave out the conflicts, which are only applied by force; refuse if nothing is left."""
+    applicable = without_conflicts(run.changed, waiting, run.roots)
+    if applicable:
+        return applicable
+    conflicts = [change for change in waiting if change.verdict == c.CONFLICT]
+    conflicts = conflicts or [change for change in run.changed if change.verdict == c.CONFLICT]
+    path = shell_path(conflicts[0].path)
     raise BadRequest(
-        f"{printable(first_paths(among))} changed in the project after run {run.name} began",
+        f"{printable(first_paths(conflicts))} changed in the project after run {run.name} began",
         hint=f"fumehood diff {run.name} shows both; fumehood apply {run.name} {path} --force takes the run's version,"
         " and saves what is there now",
     )
 
 
-def _refuse_before_others(store: Store, run: Run, waiting: Sequence[c.Change]) -> None:
-    """What was built on something that still waits can't go before it; the hint begins with the first of them all."""
-    below = _built_on(store, run, waiting)
-    if below is None:
+def _refuse_if_base_is_held(store: Store, run: Run, waiting: Sequence[c.Change]) -> None:
+    """Refuse to apply what builds on changes that still wait; the hint names the run that must be applied first."""
+    base = _held_base(store, run, waiting)
+    if base is None:
         return
-    change, first = below
+    change, first = base
     message = f"{printable(change.path)} builds on run {first.name}, which is held"
-    while below := _built_on(store, first, [change for change in first.changed if change.verdict in c.WAITING]):
-        first = below[1]
+    while base := _held_base(store, first, [change for change in first.changed if change.verdict in c.WAITING]):
+        first = base[1]
     raise BadRequest(message, hint=f"first: fumehood apply {first.name}")
 
 
-def _built_on(store: Store, run: Run, changes: Sequence[c.Change]) -> tuple[c.Change, Run] | None:
-    """Return a change that was built on another held run, and that run."""
-    below = held_runs.waiting(store, run)
+def _held_base(store: Store, run: Run, changes: Sequence[c.Change]) -> tuple[c.Change, Run] | None:
+    """Return a change that builds on another held run, and that run; or None."""
+    below = held_runs.held_changes_below(store, run)
     for change in changes if below else ():
         name = below.base_run_of(change)
         if name is not None and (earlier := store.history.find(name)).state == HELD:
@@ -283,36 +285,36 @@ def _built_on(store: Store, run: Run, changes: Sequence[c.Change]) -> tuple[c.Ch
 
 
 def _apply(
-    store: Store, project: Project, run: Run, waiting: Sequence[c.Change], *, is_anew: bool, even_open: bool,
-    others: bool,
+    store: Store, project: Project, run: Run, waiting: Sequence[c.Change], *, has_new_stamps: bool, even_open: bool,
+    others_run: bool,
 ) -> ApplyFailed | None:
-    """Move what was held; those applied before are done, and what is not meant stays.
+    """Apply the waiting changes; all other changes of the run stay as they are.
 
-    `is_anew` tells that changes were stamped anew, so that the journal needs all of them; `others`, that commands run
-    which may see it.
+    If changes have new stamps, the journal needs them whole. If `others_run`, those commands may see the held trees.
     """
-    going = {id(change) for change in waiting}
-    earlier = [change for change in run.changed if change.verdict == c.APPLIED and id(change) not in going]
+    applied_now = {id(change) for change in waiting}
+    earlier = [change for change in run.changed if change.verdict == c.APPLIED and id(change) not in applied_now]
     reasons = [(change, change.verdict, change.reason) for change in waiting]
     for change in earlier:
-        change.verdict = DONE
+        change.verdict = APPLIED_EARLIER
     for change in waiting:
         change.reason = BY_FORCE if change.verdict == c.CONFLICT else ""
         change.verdict = c.APPLIED
-    # What others need or have edited stays where it is.
+    # Files that others need or have edited stay where they are.
     verdicts = [change.verdict for change in run.changed]
     keep_objects_in_use(run.roots, run.changed, int(run.started_at * 1e9))
     if not even_open:
-        _keep_edited_trees(run)
-    is_anew |= verdicts != [change.verdict for change in run.changed]
+        _mark_edited_trees(run)
+    has_new_stamps |= verdicts != [change.verdict for change in run.changed]
     keep_replacements_whole(run.changed)
-    _count_links(store, run, others=others)
-    # What is in flight is `applied` in the journal, what was applied before is `done`.
-    store.history.record_progress(run, APPLYING, decided=f"apply {first_paths(waiting)}", only_verdicts=not is_anew)
+    _count_links(store, run, others_run=others_run)
+    # In the journal, `applied` is what is being applied, and `done` what was applied before.
+    decided = f"apply {first_paths(waiting)}"
+    store.history.record_progress(run, APPLYING, decided=decided, only_verdicts=not has_new_stamps)
     expected, failure = change_outcomes(run.changed), None
     try:
-        _bring_back(store, run, others=others)
-        take_over(
+        _move_to_layer(store, run, others_run=others_run)
+        apply_changes(
             run.changed, run.roots, store.uppers(run), run.run, even_open=even_open,
             journal=lambda state: store.history.record_progress(run, state),
         )  # fmt: skip
@@ -335,8 +337,8 @@ def _apply(
     return failure
 
 
-def _keep_edited_trees(run: Run) -> None:
-    """Find conflicts in directories that would go whole: by their own stamps, they are as the run has seen them."""
+def _mark_edited_trees(run: Run) -> None:
+    """Mark conflicts in directories that would be removed as a whole: their own stamps don't show edits inside them."""
     trees = {
         (change.root, change.path): change
         for change in run.changed
@@ -350,112 +352,117 @@ def _keep_edited_trees(run: Run) -> None:
         mark_conflict(trees[place], run.changed)
 
 
-def _bring_back(store: Store, run: Run, *, others: bool) -> None:
+def _move_to_layer(store: Store, run: Run, *, others_run: bool) -> None:
     try:
-        held_runs.bring_back(store, run, others=others)
-        held_runs.throw_away(store, run)  # what turned out to be in the project already
+        held_runs.move_to_layer(store, run, others_run=others_run)
+        held_runs.remove_discarded(store, run)  # the project has it already
     except OSError as error:
         raise ApplyFailed(f"nothing was applied: {error.strerror}") from error
 
 
-def _count_links(store: Store, run: Run, *, others: bool) -> None:
-    """Find out which files have other names: they are copied then.
+def _count_links(store: Store, run: Run, *, others_run: bool) -> None:
+    """Count the names of files that will be moved, because files with other names are copied.
 
-    In the project, those of trees that go: a person may have made some since. Those of a plain swap are counted when
-    they come out, and nobody can link to what is in a layer. And where `others` run, those that come: a running command
-    may see them in a fold.
+    In the project, these are the files of trees that are removed: a person may have made links since. Files of a plain
+    swap are counted when they come out, and nobody can link to a file in a layer. If `others_run`, the held files are
+    counted too, because a running command may see them in a fold.
     """
-    going = [change for change in run.changed if change.verdict == c.APPLIED]
-    leaving = [change for change in going if change.before is not None and not swaps_no_directory(change)]
+    applied = [change for change in run.changed if change.verdict == c.APPLIED]
+    leaving = [change for change in applied if change.before is not None and not swaps_no_directory(change)]
     for _, change, entry, _ in stat_changes(run.roots, leaving):
         if change.before is not None and entry is not None:
             change.before.links = entry.st_nlink
-    if others:
+    if others_run:
         trees = [store.places.layer(run.run, number, "held") for number in range(len(run.roots))]
-        coming = [change for change in going if os.path.isdir(trees[change.root])]
+        coming = [change for change in applied if os.path.isdir(trees[change.root])]
         for _, change, entry, _ in stat_changes(trees, coming):
             if change.after is not None and entry is not None:
                 change.after.links = entry.st_nlink
 
 
-def _stamp_anew(run: Run, waiting: Sequence[c.Change]) -> bool:
-    """Know by its inode what an earlier run has left in the project, and a git index that was refreshed since.
+def _update_stamps(run: Run, waiting: Sequence[c.Change]) -> bool:
+    """Give changes the present stamps of files that are the same as before; return True if any stamp is new.
 
-    Between file systems, the first is a copy. Tells whether anything has another stamp now.
+    These are files that an earlier run has left in the project, by copying if that is another file system, and git
+    indexes that were refreshed since.
     """
-    is_anew = False
-    mine = [change for change in waiting if change.before is not None and (run.below or change.before.meaning)]
-    for live, change, entry, _ in stat_changes(run.roots, mine):
+    has_new_stamps = False
+    candidates = [change for change in waiting if change.before is not None and (run.below or change.before.meaning)]
+    for live, change, entry, _ in stat_changes(run.roots, candidates):
         if change.before is None or entry is None or change.before.same(stamp_of(entry)):
             continue
         if matches_stamp(change.before, entry):
-            change.before.inode, is_anew = entry.st_ino, True
+            change.before.inode, has_new_stamps = entry.st_ino, True
         elif (now := equivalent_stamp(change.before, live, change.path, entry)) is not None:
-            change.before, is_anew = now, True
-    return is_anew
+            change.before, has_new_stamps = now, True
+    return has_new_stamps
 
 
-def _judged_anew(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[list[c.Change], list[c.Change]]:
-    """Compare what is held with the project as it is now; what the project has already is not needed any more."""
-    scanned = layering.scan_layers(held_runs.layers(store, run), whole=False)
+def _rejudge(store: Store, run: Run, waiting: Sequence[c.Change]) -> tuple[list[c.Change], list[c.Change]]:
+    """Compare waiting changes with the project as it is now; return all changes of the run, and those that are left.
+
+    Changes that the project has already are discarded.
+    """
+    scanned = layering.scan_layers(held_runs.layers_of_held_trees(store, run), whole=False)
     fresh = {(change.root, change.path): change for change in scanned}
     was_held = {(change.root, change.path): change for change in run.changed if change.verdict in c.WAITING}
-    meant = {(change.root, change.path) for change in waiting}
-    # Directories that are gone from the project are made again; what takes another's place goes whole.
-    around = c.all_directories_above(fresh[place] for place in meant if place in fresh) & fresh.keys()
-    meant |= {place for place in around if fresh[place].change == c.TYPE}
-    in_meant = c.DirectorySet(meant)
-    going = []
+    wanted = {(change.root, change.path) for change in waiting}
+    # Directories that are gone from the project are made again. A directory that replaces something goes as a whole.
+    above = c.all_directories_above(fresh[place] for place in wanted if place in fresh) & fresh.keys()
+    wanted |= {place for place in above if fresh[place].change == c.TYPE}
+    wanted_trees = c.DirectorySet(wanted)
+    left = []
     for (root, path), change in fresh.items():
-        is_gone = (root, path) in around and change.change == c.ADDED
-        if is_gone or (root, path) in meant or in_meant.topmost(root, path) is not None:
+        is_gone = (root, path) in above and change.change == c.ADDED
+        if is_gone or (root, path) in wanted or wanted_trees.topmost(root, path) is not None:
             held = was_held.get((root, path))
             change.flags = () if held is None else held.flags
-            # What becomes of it should it fail.
+            # These are its verdict and reason if it can't be applied.
             change.verdict, change.reason = c.CONFLICT, CHANGED_SINCE
             before = change.before
             if held is not None and (held.before is None if before is None else before.same(held.before)):
                 change.verdict, change.reason = held.verdict, held.reason
-            going.append(change)
-    places = {(change.root, change.path) for change in going}
+            left.append(change)
+    places = {(change.root, change.path) for change in left}
     for change in waiting:
         if (change.root, change.path) not in fresh:
             change.verdict, change.reason = c.DISCARDED, "the project has it already"
             if change.change == c.DELETED and change.within is not None:
                 places.add((change.root, change.path))  # the rest of its directory goes without it
-    return c.by_path([*(each for each in run.changed if (each.root, each.path) not in places), *going]), going
+    return c.by_path([*(each for each in run.changed if (each.root, each.path) not in places), *left]), left
 
 
 def discard_held(
     store: Store, project: Project, run: Run, paths: Sequence[str] = (), *, here: str = "", expected: str = "",
     by: str = "",
 ) -> Run:  # fmt: skip
-    """Throw away what a run had to hold; what it had applied stays, with its backups. `expected` as in `apply_held`.
+    """Throw away what a run holds; what it has applied stays, with its backups. `expected` as in `apply_held`.
 
-    `by` is the session that does so; a person, if it is empty.
+    `by` is the session that does so, or "" for a person.
     """
     with store.lock_project(project.id), store.lock_held_trees(project.id, settling=True), InterruptsHeld():
-        now = recorded(store, project, run)
-        is_unseen = now.state == FAILED and os.path.isdir(store.places.run(now.run))  # it is nested too deeply
+        now = current_run(store, project, run)
+        is_unscanned = now.state == FAILED and os.path.isdir(store.places.run(now.run))  # it is nested too deeply
         if now.state == RUNNING:
-            is_unseen = now.run in store.unsettled  # it was cut short
-        if is_unseen and not paths:
-            return _discard_unseen(store, run)
-        run, waiting = _waiting(store, project, run, paths, here, expected, forth=False)
-        _refuse_built_upon(store, project, run, waiting)
+            is_unscanned = now.run in store.unsettled  # it was cut short
+        if is_unscanned and not paths:
+            return _discard_without_scan(store, run)
+        run, waiting = _require_held(store, project, run, paths, here, expected, into_project=False)
+        _refuse_if_built_upon(store, project, run, waiting)
         _discard(store, project, run, waiting, f"session {by} threw it away" if by else "a person threw it away")
     return run
 
 
-def _refuse_built_upon(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]) -> None:
-    """Refuse where another held run builds on what would go."""
-    going = HeldChanges(((run.run, change.root, change) for change in waiting), run.roots)
+def _refuse_if_built_upon(store: Store, project: Project, run: Run, waiting: Sequence[c.Change]) -> None:
+    """Refuse to remove changes on which another held run builds."""
+    removed = HeldChanges(((run.run, change.root, change) for change in waiting), run.roots)
     for later in map(store.history.find, store.history.held_runs(project.id, run.draft)):
         for change in later.changed if run.run in later.below else ():
             root = later.roots[change.root]
             if change.verdict not in c.WAITING or root not in run.roots:
                 continue
-            if going.base_run_of(c.Change(run.roots.index(root), change.path, change.change, change.kind)) is not None:
+            in_run = c.Change(run.roots.index(root), change.path, change.change, change.kind)
+            if removed.base_run_of(in_run) is not None:
                 raise BadRequest(
                     f"run {later.name} builds on it: {printable(change.path)}",
                     hint=f"first: fumehood discard {later.name}, or apply both",
@@ -463,21 +470,21 @@ def _refuse_built_upon(store: Store, project: Project, run: Run, waiting: Sequen
 
 
 def _discard(store: Store, project: Project, run: Run, waiting: Sequence[c.Change], why: str) -> None:
-    others = store.has_running_command(project.id)
-    held_runs.let_go(store, project.id, run.run, others=others)
+    others_run = store.has_running_command(project.id)
+    held_runs.retire_folds_of(store, project.id, run.run, others_run=others_run)
     for change in waiting:
         change.verdict, change.reason = c.DISCARDED, why
     store.history.record_progress(run, SETTLING)
-    held_runs.throw_away(store, run)
+    held_runs.remove_discarded(store, run)
     run.state, run.reason = state_of(run.changed), ""
     store.history.settle(run, rewrite=False, decided=f"discard {first_paths(waiting)}", decided_at=time.time())
     record_files(store, project.id, run)
-    if run.state != HELD and not others:
-        held_runs.drop_if_unneeded(store, run)
+    if run.state != HELD and not others_run:
+        held_runs.drop_layer_if_unneeded(store, run)
 
 
-def _discard_unseen(store: Store, run: Run) -> Run:
-    """Throw away what a run wrote whose end could not be recorded, without a look: for that, there may be no room."""
+def _discard_without_scan(store: Store, run: Run) -> Run:
+    """Throw away what a run wrote whose end could not be recorded. A scan might fail, as when the disk is full."""
     try:
         claim = layering.lock_dead_run(store.places, run.run)
     except FileNotFoundError:
@@ -497,8 +504,8 @@ def _discard_unseen(store: Store, run: Run) -> Run:
     return store.history.find(run.run)
 
 
-def recorded(store: Store, project: Project, run: Run) -> Run:
-    """Return a run of this project as it is now that nobody else can apply or undo."""
+def current_run(store: Store, project: Project, run: Run) -> Run:
+    """Return a run of this project as it is now, under the lock; its record may have changed since it was read."""
     if run.project != project.path:
         raise BadRequest(f"run {run.name} belongs to another project: {run.project}", hint="see fumehood log")
     now = store.history.find(run.run)  # it may be forgotten since, and run again

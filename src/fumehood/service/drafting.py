@@ -15,11 +15,12 @@ from fumehood.service.arguments import checks_arguments
 from fumehood.service.commands import Commands, path_texts
 from fumehood.service.decide import discard_held
 from fumehood.service.differences import each_difference
+from fumehood.service.draft_merge import compare_with_project, record_rebase
 from fumehood.store.history import RunFilter
 
 if TYPE_CHECKING:
     from fumehood.service.commands import Paths
-    from fumehood.service.drafts import Conflict
+    from fumehood.service.draft_merge import Conflict
     from fumehood.store.named import DraftRecord
 
 
@@ -68,7 +69,7 @@ class Draft(Commands):
     def conflicts(self) -> list[Conflict]:
         """Return what both the draft and the project have changed, and can't be merged."""
         with self._preview() as preview:
-            return drafts.compared(self._store, self._record, preview)[1]
+            return compare_with_project(self._store, self._record, preview)[1]
 
     def apply(self, *, force: bool = False) -> Run:
         """Take over all that the draft holds, as one run; texts that the project has changed too are merged.
@@ -106,7 +107,7 @@ class Draft(Commands):
         only = [f"{directory}/{path}" for path in ("objects", f"refs/heads/{branch}", f"logs/refs/heads/{branch}")]
         try:
             run = drafts.apply_draft(
-                self._store, self._project, self._record, only=only, seen=state_before, besides=commit_run.run
+                self._store, self._project, self._record, only=only, expected=state_before, besides=commit_run.run
             )
         except Unfinished:
             raise
@@ -127,7 +128,7 @@ class Draft(Commands):
         """
         state_before = self._store.drafts.state_id(self._record)
         with self._preview() as preview:
-            merges, conflicts = drafts.compared(self._store, self._record, preview)
+            merges, conflicts = compare_with_project(self._store, self._record, preview)
         merges = [merge for merge in merges if merge.root == self._project.path]
         if merges:
             with io.BytesIO() as packed:
@@ -143,11 +144,11 @@ class Draft(Commands):
 
                 run = self._unpack_as_held(UNPACK_COMMAND, packed, f"draft rebase {self.name}")
             try:
-                drafts.refuse_another(self._store, self._record, state_before, run.run)
+                drafts.refuse_if_changed(self._store, self._record, state_before, run.run)
             except ChangedMeanwhile:
                 self._remove_run(run)  # it would hide what another command has written since
                 raise
-            drafts.note_rebased(self._store, run, merges)
+            record_rebase(self._store, run, merges)
         return [merge.change.path for merge in merges], conflicts
 
     def discard(self) -> int:

@@ -51,9 +51,9 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
     if host.why_bare:
         raise Unavailable(f"there is no sandbox here: {host.why_bare}", hint="fumehood doctor says what is missing")
     if request.write is not None:
-        from fumehood.service.projects import limited
+        from fumehood.service.roots import with_write_limit
 
-        hood, request = limited(hood, request)
+        hood, request = with_write_limit(hood, request)
     project = hood.project
     choice = capturing.choose(host, hood.policy.capture, project.roots, failed_on(hood.store.places, project))
     name = new_id()

@@ -1,9 +1,9 @@
 """Keep the records of a project's files, and their daily backups, in step with what runs do.
 
-The transaction that settles an apply, undo or restore also says that its records are due. `record` follows it, under
-the same lock, and does what is little at once; what is much stays due until `catch_up`, which comes before anybody
-reads the records, and whenever there is time. Until then the originals in the run's layer are the only backups.
-`drop_shared_backups` comes before an undo's first swap.
+The transaction that settles an apply, undo or restore also marks the run as due. `record_run` follows it under the same
+lock, and records a small run at once. A large one stays due until `catch_up`, which is called before the records are
+read, and whenever there is time. Until then, the originals in the run's layer are the only backups.
+`drop_shared_backups` is called before the first swap of an undo.
 """
 
 from __future__ import annotations
@@ -43,49 +43,49 @@ if TYPE_CHECKING:
     from fumehood.store.files import BackupToMake, DueRun, Place, SeenFile
     from fumehood.store.projects import Project
 
-    # The .gitignore files that speak of a directory, the deepest first, each with the length of its own path.
+    # The .gitignore files that apply to a directory, the deepest first, each with the length of its directory's path.
     Ignored = tuple[tuple[int, IgnoreRules], ...]
 
-_FEW, _SMALL = 50, 1 << 20  # files and bytes that take no time to copy
-AT_ONCE = 1_000  # changed paths that are recorded with the run itself: a few milliseconds
-MISSED = "missed"  # the event that tells of a daily backup that could not be made
-_KEPT = (c.FILE, c.SYMLINK)  # the kinds that have records; only files have daily backups
-_STANDING = ("applied", "held")  # states in which a run's layer holds the originals of what it changed
+_QUICK_COPIES, _QUICK_BYTES = 50, 1 << 20  # files, and bytes of each, that take no time to copy
+MAX_AT_ONCE = 1_000  # changed paths that are recorded with the run itself: a few milliseconds
+MISSED = "missed"  # the event in the audit trail if a daily backup could not be made
+_RECORDED_KINDS = (c.FILE, c.SYMLINK)  # the kinds that have records; only files have daily backups
+_STATES_WITH_ORIGINALS = ("applied", "held")  # states in which a run's layer holds the originals of what it changed
 
 
-def record(store: Store, project: int, run: Run) -> None:
-    """Record what a run did, if that is little, with all that is due before it; the project's lock is held.
+def record_run(store: Store, project: int, run: Run) -> None:
+    """Record what a run did, and all runs that are due before it, if they are small; the project's lock is held.
 
-    Commands that run get to see it. Nothing here can take an apply back, so nothing is raised: what fails is still
-    due, and is done again.
+    Running commands get to see the changes. Errors are ignored, because the run is applied already: what could not be
+    recorded stays due, and is tried again.
     """
     try:
         refresh_running_commands(store, project, run)
         if has_entries(store.places.edits):
-            from fumehood.service.edits import renew
+            from fumehood.service.edits import renew_edits
 
-            renew(store.places, project, run.run, {
-                (run.roots[each.root], each.path) for each in run.changed if each.verdict == c.APPLIED
+            renew_edits(store.places, project, run.run, {
+                (run.roots[change.root], change.path) for change in run.changed if change.verdict == c.APPLIED
             })
         due = Files(store.database).due_runs(project)
-        others = {name for _, name, _, _ in due} - {run.run}
-        if len(run.changed) + sum(_size(store, name) for name in others) <= AT_ONCE:
-            _bring_up_to_date(store, project, due, run)
+        earlier = {name for _, name, _, _ in due} - {run.run}
+        if len(run.changed) + sum(_count_changes(store, name) for name in earlier) <= MAX_AT_ONCE:
+            _record_due_runs(store, project, due, run)
     except (OSError, FumehoodError):
         return
 
 
-def _size(store: Store, run: str) -> int:
+def _count_changes(store: Store, run: str) -> int:
     """Return how many paths a run changed."""
     counts = store.history.count_changes([run]).get(run, {})
     return sum(counts.values())
 
 
 def catch_up(store: Store, project: int, *, wait: bool = True) -> None:
-    """Let the records show all that runs did; takes the project's lock if there is anything to do.
+    """Record all runs that are due; takes the project's lock if there are any.
 
-    It can be interrupted at any moment: what is due stays so until all of it is recorded, and is done again.
-    Without `wait`, it is left for another time while somebody else has the lock.
+    It can be interrupted at any moment: runs stay due until all of them are recorded. Without `wait`, nothing is done
+    if the lock is taken.
     """
     files = Files(store.database)
     if not files.due_runs(project):
@@ -94,15 +94,15 @@ def catch_up(store: Store, project: int, *, wait: bool = True) -> None:
         with store.lock_project(project, wait=wait):
             due = files.due_runs(project)
             files.begin_due(number for number, _, _, begun in due if not begun)
-            _bring_up_to_date(store, project, due)
+            _record_due_runs(store, project, due)
     except BlockingIOError:
         return
 
 
-def _bring_up_to_date(store: Store, project: int, due: Sequence[DueRun], settled: Run | None = None) -> None:
-    """Record what is due, in order: the first version of a day is the one that is kept.
+def _record_due_runs(store: Store, project: int, due: Sequence[DueRun], settled: Run | None = None) -> None:
+    """Record runs that are due, in their order, because the first version of a day is the one that is kept.
 
-    A daily backup that can't be made is told of in the audit trail.
+    If a daily backup can't be made, the audit trail says so.
     """
     times = {name: at for _, name, at, _ in reversed(due)}
     runs = [
@@ -110,53 +110,54 @@ def _bring_up_to_date(store: Store, project: int, due: Sequence[DueRun], settled
         for name in reversed(times)
     ]
     for run in runs:
-        missed = _record(store, project, run, times[run.run] or run.started_at)
+        missed = _record_one_run(store, project, run, times[run.run] or run.started_at)
         if missed:
             store.audit.add_event(run.run, MISSED, "; ".join(missed[:5]))
-    _see_who_waits(store, project, runs)
+    _update_waiting_marks(store, project, runs)
     Files(store.database).drop_due(number for number, _, _, _ in due)
 
 
-def _record(store: Store, project: int, run: Run, at: float) -> list[str]:
-    """Record what one run did; returns which backups could not be made, and why."""
-    # An undo brings nothing new: what it takes out is a run's own work. An undo of an undo does again.
-    stands = run.state in _STANDING and store.history.undo_depth(run) % 2 == 0
-    mine: dict[int, list[c.Change]] = {}
+def _record_one_run(store: Store, project: int, run: Run, at: float) -> list[str]:
+    """Record what one run did; return which backups could not be made, and why."""
+    # An undo needs no backups: it takes out the work of a run. An undo of an undo brings the work back.
+    needs_backups = run.state in _STATES_WITH_ORIGINALS and store.history.undo_depth(run) % 2 == 0
+    changes_by_root: dict[int, list[c.Change]] = {}
     for change in run.changed:
         if change.verdict == c.APPLIED:
-            mine.setdefault(change.root, []).append(change)
-    for_roots: list[RootUpdates] = []
+            changes_by_root.setdefault(change.root, []).append(change)
+    updates_of_roots: list[RootUpdates] = []
     missed: list[str] = []
-    for root, changes in mine.items():
-        each = RootUpdates(os.fsencode(run.roots[root]))
-        for_roots.append(each)
-        if stands:
-            saved = [change for change in changes if change.before is not None and change.before.kind == c.FILE]
-            others = [change for change in changes if change.before is None or change.before.kind != c.FILE]
-            missed += _save(store, project, store.uppers(run)[root], saved, each, at) if saved else []
-            for change in _counting(others, run.roots):
-                _sort(change, None, each)
+    for root, changes in changes_by_root.items():
+        updates = RootUpdates(os.fsencode(run.roots[root]))
+        updates_of_roots.append(updates)
+        if needs_backups:
+            with_original = [change for change in changes if change.before is not None and change.before.kind == c.FILE]
+            without = [change for change in changes if change.before is None or change.before.kind != c.FILE]
+            if with_original:
+                missed += _back_up(store, project, store.uppers(run)[root], with_original, updates, at)
+            for change in _recorded_changes(without, run.roots):
+                _add_to_updates(change, None, updates)
         else:
             with LiveFiles(run.roots[root]) as live:
-                for change in _counting(changes, run.roots):
-                    _sort(change, live, each)
-    Files(store.database).record_after_run(project, run.run, for_roots)
-    if run.state in _STANDING:
+                for change in _recorded_changes(changes, run.roots):
+                    _add_to_updates(change, live, updates)
+    Files(store.database).record_after_run(project, run.run, updates_of_roots)
+    if run.state in _STATES_WITH_ORIGINALS:
         write_seals(store.places, run, store.uppers(run))
     return missed
 
 
-def _save(
-    store: Store, project: int, upper: str, changes: Sequence[c.Change], to_record: RootUpdates, at: float
+def _back_up(
+    store: Store, project: int, upper: str, changes: Sequence[c.Change], updates: RootUpdates, at: float
 ) -> list[str]:
-    """Save the originals of one root's files for the day, and say what to record; returns what could not be saved."""
+    """Make daily backups of the originals of one root's files, and add their rows; return what could not be made."""
     seen: list[SeenFile] = [
         (os.fsencode(change.path), c.FILE, change.before.size, change.before.modified_ns)
         for change in changes
         if change.before is not None
     ]
     paths = [each[0] for each in seen]
-    numbers = Files(store.database).numbers_of(project, to_record.root, seen)
+    numbers = Files(store.database).numbers_of(project, updates.root, seen)
     day = day_of(at).encode()
     wanted: list[BackupToMake] = []
     for change, path in zip(changes, paths, strict=True):
@@ -169,11 +170,11 @@ def _save(
         failed = dict.fromkeys(range(len(wanted)), error)
     for n, (_, _, name, change) in enumerate(wanted):
         copy = b"" if n in failed else BACKUPS_PREFIX + name
-        stamp, noted = change.after, to_record.rows
-        if stamp is None or stamp.kind not in _KEPT:
-            stamp, noted = change.before, to_record.deleted_rows
+        stamp, rows = change.after, updates.rows
+        if stamp is None or stamp.kind not in _RECORDED_KINDS:
+            stamp, rows = change.before, updates.deleted_rows
         assert stamp is not None
-        noted.append((numbers[paths[n]], paths[n], stamp.kind, stamp.size, stamp.modified_ns, copy))
+        rows.append((numbers[paths[n]], paths[n], stamp.kind, stamp.size, stamp.modified_ns, copy))
     return [
         f"no backup for today of {changes[n].path}: {error.strerror}"
         for n, error in failed.items()
@@ -181,61 +182,62 @@ def _save(
     ]
 
 
-def _sort(change: c.Change, live: LiveFiles | None, to_record: RootUpdates) -> None:
-    """Put a changed path to what is there or to what is deleted, by a look at it where it may have moved on."""
+def _add_to_updates(change: c.Change, live: LiveFiles | None, updates: RootUpdates) -> None:
+    """Add a changed path to the files that exist or to those that are deleted; with `live`, by what is there now."""
     stamp = (None if live is None else live.stamp(change.path)) or change.after
     path = os.fsencode(change.path)
-    if stamp is not None and stamp.kind in _KEPT:
-        to_record.seen.append((path, stamp.kind, stamp.size, stamp.modified_ns))
-    elif change.before is not None and change.before.kind in _KEPT:
+    if stamp is not None and stamp.kind in _RECORDED_KINDS:
+        updates.seen.append((path, stamp.kind, stamp.size, stamp.modified_ns))
+    elif change.before is not None and change.before.kind in _RECORDED_KINDS:
         before = change.before
-        to_record.seen_deleted.append((path, before.kind, before.size, before.modified_ns))
+        updates.seen_deleted.append((path, before.kind, before.size, before.modified_ns))
 
 
-def drop_shared_backups(store: Store, back: Run) -> int:
-    """Drop the daily backups that share an inode with what an undo is about to put back into the project.
+def drop_shared_backups(store: Store, undo_run: Run) -> int:
+    """Drop the daily backups that share an inode with files that an undo is about to put back into the project.
 
-    The live file is that version again, and a write to it must not reach a backup. Returns how many went.
+    A write to such a file in the project must not reach a backup. Return how many were dropped.
     """
-    due = store.database.rows("SELECT 1 FROM files_due WHERE run = ? AND NOT begun LIMIT 1", (back.layer,))
-    if due and _size(store, back.layer) > AT_ONCE:
+    due = store.database.rows("SELECT 1 FROM files_due WHERE run = ? AND NOT begun LIMIT 1", (undo_run.layer,))
+    if due and _count_changes(store, undo_run.layer) > MAX_AT_ONCE:
         return 0  # so large a run has no daily backups yet
     with DailyBackups(store.places.state) as daily:
         in_directory = list(daily.entries())
         if not in_directory:
             return 0
         device = os.fstat(daily.fd()).st_dev
-        applied = [change for change in back.changed if change.verdict == c.APPLIED]
-        going = {
-            entry.st_ino for _, entry in _lying_in_layers(store, back, applied)
+        applied = [change for change in undo_run.changed if change.verdict == c.APPLIED]
+        inodes = {
+            entry.st_ino for _, entry in _files_in_layers(store, undo_run, applied)
             if entry.st_nlink > 1 and entry.st_dev == device
         }  # fmt: skip
-        gone = [name for name, inode in in_directory if inode in going]
-        if not gone:
+        dropped = [name for name, inode in in_directory if inode in inodes]
+        if not dropped:
             return 0
-        # They are made again, should the undo come to nothing.
+        # If the undo fails, they are made again.
         with store.database.transaction() as connection:
             connection.execute(
-                "INSERT INTO files_due (project, run) SELECT project, id FROM runs WHERE id = ?", (back.layer,)
+                "INSERT INTO files_due (project, run) SELECT project, id FROM runs WHERE id = ?", (undo_run.layer,)
             )
-        forget_file(store, [name for name, _ in in_directory], gone)
-        for name in gone:
+        update_latest_backups(store, [name for name, _ in in_directory], dropped)
+        for name in dropped:
             daily.remove(name)
-    # What still has another name is copied before it goes. Of a few small files of one's own, a copy is as good.
-    several = [change for change in back.changed if change.after is not None and change.after.links > 1]
-    shared = list(_lying_in_layers(store, back, several))
-    is_much = len(shared) > _FEW or any(after.size > _SMALL for after, _ in shared)
-    for after, entry in shared:
-        if is_much or entry.st_uid != os.geteuid():
+    # A file that is recorded with several names is copied when it leaves the layer. Without the backups, it may have
+    # only one, so the names are counted again. Of a few small files of our own, a copy is as good.
+    linked = [change for change in undo_run.changed if change.after is not None and change.after.links > 1]
+    files = list(_files_in_layers(store, undo_run, linked))
+    are_slow_to_copy = len(files) > _QUICK_COPIES or any(after.size > _QUICK_BYTES for after, _ in files)
+    for after, entry in files:
+        if are_slow_to_copy or entry.st_uid != os.geteuid():
             after.links = entry.st_nlink
-    return len(gone)
+    return len(dropped)
 
 
-def _lying_in_layers(
-    store: Store, back: Run, changes: Sequence[c.Change]
+def _files_in_layers(
+    store: Store, undo_run: Run, changes: Sequence[c.Change]
 ) -> Iterator[tuple[c.Stamp, os.stat_result]]:
-    """Yield the files that some changes put into the project, as they were recorded and as they lie in a layer."""
-    for number, upper in enumerate(store.uppers(back)):
+    """Yield the files in the layers that changes put into the project: as they are recorded, and as they are now."""
+    for number, upper in enumerate(store.uppers(undo_run)):
         if os.path.lexists(upper):
             with LayerSlots(upper) as slots:
                 for change in changes:
@@ -245,21 +247,21 @@ def _lying_in_layers(
                             yield change.after, entry
 
 
-def forget_file(store: Store, names: Iterable[str], gone: Sequence[str]) -> None:
-    """Let records name the latest backup that is left, of all these names, once some are gone."""
-    latest = {parts[0]: ("", b"") for name in gone if (parts := backup_parts(name)) is not None}
+def update_latest_backups(store: Store, names: Iterable[str], dropped: Sequence[str]) -> None:
+    """Let the records of files name their latest backups, of all these names, without those that are dropped."""
+    latest = {parts[0]: ("", b"") for name in dropped if (parts := backup_parts(name)) is not None}
     if not latest:
         return
-    leaving = set(gone)
+    without = set(dropped)
     for name in names:
         number, day = backup_parts(name) or (0, "")
-        if number in latest and name not in leaving and day > latest[number][0]:
+        if number in latest and name not in without and day > latest[number][0]:
             latest[number] = day, BACKUPS_PREFIX + os.fsencode(name)
     Files(store.database).set_copies((number, copy) for number, (_, copy) in latest.items())
 
 
-def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
-    """Let the records tell which files held changes wait on, where these runs may have changed that."""
+def _update_waiting_marks(store: Store, project: int, runs: Sequence[Run]) -> None:
+    """Mark in the records the files that held changes wait on, if these runs may have changed which they are."""
     files = Files(store.database)
     waiting = files.waiting_places(project)
     if not any(change.verdict in c.WAITING for run in runs for change in run.changed):
@@ -273,44 +275,44 @@ def _see_who_waits(store: Store, project: int, runs: Sequence[Run]) -> None:
         run = store.history.find(name)
         held |= {
             (os.fsencode(run.roots[change.root]), os.fsencode(change.path))
-            for change in _counting(run.changed, run.roots)
+            for change in _recorded_changes(run.changed, run.roots)
             if change.verdict in c.WAITING
         }
     files.clear_waiting(project, waiting - held)
     for root in {root for root, _ in held - waiting}:
-        there: list[SeenFile] = []  # now
+        existing: list[SeenFile] = []
         with LiveFiles(os.fsdecode(root)) as live:
             for path in sorted(path for top, path in held - waiting if top == root):
                 stamp = live.stamp(os.fsdecode(path))
-                if stamp is not None and stamp.kind in _KEPT:
-                    there.append((path, stamp.kind, stamp.size, stamp.modified_ns))
-        files.record_seen(project, root, there, time.time())
+                if stamp is not None and stamp.kind in _RECORDED_KINDS:
+                    existing.append((path, stamp.kind, stamp.size, stamp.modified_ns))
+        files.record_seen(project, root, existing, time.time())
     files.mark_waiting(project, held - waiting)
 
 
-def _counting(changes: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
-    """Return the changes of what has a record.
+def _recorded_changes(changes: Sequence[c.Change], roots: Sequence[str]) -> list[c.Change]:
+    """Return the changes of files that have a record.
 
-    What is new in a directory of packages or caches has none until it is changed again.
+    A new file in a directory of packages or caches has none until it is changed again.
     """
     skipped: dict[str, bool] = {}
-    counting, places = [], c.outermost_roots(roots)
+    recorded, places = [], c.outermost_roots(roots)
     for change in changes:
         before, after = change.before, change.after
-        if before is None or before.kind not in _KEPT:
-            if after is None or after.kind not in _KEPT:
+        if before is None or before.kind not in _RECORDED_KINDS:
+            if after is None or after.kind not in _RECORDED_KINDS:
                 continue
             parent = c.path_in_parent(places[change.root][1], change.path).rpartition("/")[0]
             if parent not in skipped:
                 skipped[parent] = lies_in_skipped(parent)
             if skipped[parent]:
                 continue
-        counting.append(change)
-    return counting
+        recorded.append(change)
+    return recorded
 
 
 class LiveFiles(Closable):
-    """The project's side of one root: looked at without following anything; of one that is away, nothing is known."""
+    """The files of one root in the project. No link is followed. If the root is not there, nothing is known of it."""
 
     def __init__(self, root: str) -> None:
         try:
@@ -320,13 +322,13 @@ class LiveFiles(Closable):
         self._parents = DirectoryCache(self._top)
 
     def close(self) -> None:
-        """Let go of the directories."""
+        """Close the directories."""
         self._parents.close()
         if self._top >= 0:
             os.close(self._top)
 
     def stamp(self, path: str) -> c.Stamp | None:
-        """Return the stamp of what is at a path; None where nothing is, or what is can't be looked at."""
+        """Return the stamp of what is at a path, or None if there is nothing, or it can't be looked at."""
         parent, _, name = path.rpartition("/")
         try:
             entry = stat_entry(self._parents.get(parent), name)
@@ -347,13 +349,13 @@ class LiveFiles(Closable):
 
 # ---- Walk a project, and bring the records of its files up to date with what is there.
 
-_SOME = 2_000  # files that are recorded at once: what memory holds, and how long a run may have to wait
+_BATCH_FILES = 2_000  # recorded at once: that limits the memory, and how long a run may have to wait for the lock
 
 
-class Scanned(Value):
-    """What a scan found: files that are there, records made, changed and dropped.
+class ScanResult(Value):
+    """The files that a scan has seen, and the records that it added, updated and dropped.
 
-    `kept` counts records whose files are missing, but which have a backup; `unread` directories that could
+    `kept` counts the records whose files are missing, but which have a backup; `unread` counts directories that could
     not be read.
     """
 
@@ -365,23 +367,23 @@ class Scanned(Value):
     unread: int = 0
 
 
-def scan_project(store: Store, project: Project, on_progress: Callable[[int], None] | None = None) -> Scanned:
-    """Record every file of a project that is not ignored, and forget those that are gone for good.
+def scan_project(store: Store, project: Project, on_progress: Callable[[int], None] | None = None) -> ScanResult:
+    """Record every file of a project that is not ignored, and forget those that are gone and have no backup.
 
-    `on_progress` is told every now and then how many files were seen. Follows no symlink, runs no program.
+    `on_progress` is called now and then with the number of files seen. No symlink is followed, and no program is run.
     """
-    if not project.id:  # only looked at so far: there must be a project that the records belong to
+    if not project.id:  # it is not registered yet, but records need a project
         project = store.projects.open(project.path)
     catch_up(store, project.id)
     scan = _ProjectScan(store, project.id, on_progress)
     first = scan.files.last_number()
     for root in project.roots:
-        if not any(is_below(root, each) for each in project.roots):
-            scan.walk(root, [each for each in project.roots if is_below(each, root)])
+        if not any(is_below(root, other) for other in project.roots):
+            scan.walk(root, [inner for inner in project.roots if is_below(inner, root)])
     added = scan.files.count_records(project.id, first)
     for root in project.roots:
         scan.drop_missing(root)
-    return Scanned(
+    return ScanResult(
         files=scan.seen, added=added, updated=max(0, scan.written - added), dropped=scan.dropped, kept=scan.kept,
         unread=scan.unread,
     )  # fmt: skip
@@ -398,7 +400,7 @@ class _ProjectScan:
         self._on_progress = on_progress
 
     def walk(self, root: str, inner: Sequence[str] = ()) -> None:
-        """Record what is in one root and in those inside it, some files at a time."""
+        """Record the files in one root and in the roots inside it, some at a time."""
         try:
             top = open_top(root)
         except OSError as error:
@@ -406,31 +408,31 @@ class _ProjectScan:
                 f"cannot read {root}: {error.strerror}", hint="is it there, and may you enter it? ls -ld"
             ) from error
         with Closing(top), DirectoryCache(top, bounded=False) as parents:
-            some: list[SeenFile] = []
+            batch: list[SeenFile] = []
             since = time.time()
-            for each in self._below(parents):
-                some.append(each)
-                if len(some) >= _SOME:
-                    self._learn(root, inner, some, since)
-                    some, since = [], time.time()
-            self._learn(root, inner, some, since)
+            for file in self._files_below(parents):
+                batch.append(file)
+                if len(batch) >= _BATCH_FILES:
+                    self._record_batch(root, inner, batch, since)
+                    batch, since = [], time.time()
+            self._record_batch(root, inner, batch, since)
 
-    def _learn(self, root: str, inner: Sequence[str], some: list[SeenFile], since: float) -> None:
-        by_root: dict[str, list[SeenFile]] = {} if inner else {root: some}
-        for path, kind, size, modified_ns in some if inner else ():
-            # It belongs to a root inside this one, perhaps.
+    def _record_batch(self, root: str, inner: Sequence[str], batch: list[SeenFile], since: float) -> None:
+        by_root: dict[str, list[SeenFile]] = {} if inner else {root: batch}
+        for path, kind, size, modified_ns in batch if inner else ():
+            # It may belong to a root inside this one.
             whole = f"{root}/{os.fsdecode(path)}"
             own = innermost(os.path.dirname(whole), inner) or root
             by_root.setdefault(own, []).append((os.fsencode(whole[len(own) + 1 :]), kind, size, modified_ns))
-        # A run that is just being recorded gives its files numbers of their own.
+        # The lock is needed because a run that is being recorded gives numbers to its new files.
         with self._store.lock_project(self._project):
-            for each, theirs in by_root.items():
-                self.written += self.files.record_seen(self._project, os.fsencode(each), theirs, since)
-        self.seen += len(some)
+            for own, files in by_root.items():
+                self.written += self.files.record_seen(self._project, os.fsencode(own), files, since)
+        self.seen += len(batch)
         if self._on_progress is not None:
             self._on_progress(self.seen)
 
-    def _below(self, parents: DirectoryCache) -> Iterator[SeenFile]:
+    def _files_below(self, parents: DirectoryCache) -> Iterator[SeenFile]:
         """Yield every file and symlink that is not ignored, directory by directory."""
         waiting: list[tuple[str, Ignored]] = [("", ())]
         while waiting:
@@ -440,7 +442,7 @@ class _ProjectScan:
                 self.unread += 1  # closed, or gone meanwhile
                 continue
             with Closing(directory):
-                # What marks a cache or a virtual environment does not count at the top: that is the project.
+                # A marker of a cache or virtual environment does not count at the top, because that is the project.
                 if path and any(stat_entry(directory, marker) for marker in MARKER_FILES):
                     continue
                 ignored = ignore_rules(directory, path) + above
@@ -459,7 +461,7 @@ class _ProjectScan:
                         except OSError:
                             continue  # gone meanwhile
                         kind = kind_of(status.st_mode)
-                        if kind in _KEPT:
+                        if kind in _RECORDED_KINDS:
                             yield os.fsencode(below), kind, status.st_size, status.st_mtime_ns
 
     def drop_missing(self, root: str) -> None:
@@ -467,26 +469,26 @@ class _ProjectScan:
         with DailyBackups(self._store.places.state) as daily:
             backed_up = set(daily.names_by_file())
         with LiveFiles(root) as live:
-            for some in self.files.present_files(self._project, os.fsencode(root), _SOME):
-                if not any(live.is_missing(os.fsdecode(path)) for _, path in some):
+            for batch in self.files.present_files(self._project, os.fsencode(root), _BATCH_FILES):
+                if not any(live.is_missing(os.fsdecode(path)) for _, path in batch):
                     continue
-                # Once more, now that no run can be putting one back.
+                # Look again under the lock: a run may just have put a file back.
                 with self._store.lock_project(self._project):
-                    missing = [number for number, path in some if live.is_missing(os.fsdecode(path))]
-                    gone = [number for number in missing if number not in backed_up]
-                    self.files.drop(gone)
-                self.dropped += len(gone)
-                self.kept += len(missing) - len(gone)
+                    missing = [number for number, path in batch if live.is_missing(os.fsdecode(path))]
+                    without_backup = [number for number in missing if number not in backed_up]
+                    self.files.drop(without_backup)
+                self.dropped += len(without_backup)
+                self.kept += len(missing) - len(without_backup)
 
 
 def ignore_rules(directory: int, path: str) -> Ignored:
-    """Return what a directory's own .gitignore says, if it has one; a long one is read in part."""
+    """Return the rules of a directory's own .gitignore, if it has one; of a long one, only the beginning is read."""
     text = plain_file(".gitignore", directory, MAX_IGNORE_FILE_SIZE)
     return () if text is None else ((len(path) + 1 if path else 0, IgnoreRules(os.fsdecode(text))),)
 
 
 def is_ignored(path: str, ignored: Ignored, *, is_directory: bool) -> bool:
-    """Ask each .gitignore, the deepest first, until one speaks of a path."""
+    """Return True if the deepest .gitignore that has a rule for a path ignores it."""
     for start, rules in ignored:
         answer = rules.ignores(path[start:], is_directory=is_directory)
         if answer is not None:

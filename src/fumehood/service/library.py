@@ -22,8 +22,9 @@ from fumehood.service.differences import each_difference
 from fumehood.service.hood import Hood
 from fumehood.service.opened import OpenedStore, upkeep
 from fumehood.service.permission import Permissions, decide_access, earlier_answer, question_about_access
-from fumehood.service.projects import ThrownDirectory, add_root, reset
+from fumehood.service.projects import ThrowawayDirectory, reset_root
 from fumehood.service.restore import known_file, known_files, place_of, restore
+from fumehood.service.roots import add_root
 from fumehood.service.session import keep_variables, session_of, unreported
 from fumehood.service.started import end_underway
 from fumehood.service.undo import last_to_undo, undo
@@ -82,7 +83,7 @@ class Sandbox(Commands):
 
             check_policy(policy)
         self._store = OpenedStore(face=face)
-        self._thrown = None if project is not None else ThrownDirectory(self._store.places)
+        self._thrown = None if project is not None else ThrowawayDirectory(self._store.places)
         if project is None:
             self._project = self._store.projects.placeholder()
         else:
@@ -445,7 +446,7 @@ class Sandbox(Commands):
 
     def reset_root(self) -> bool:
         """Drop what commands wrote to this project's own layer over a root tree; False if there is none."""
-        return reset(self._store, self._project)
+        return reset_root(self._store, self._project)
 
     def find(
         self, run: Run | str | int = "last", beside: Sequence[Sandbox] = (), *, to_undo: bool = False,

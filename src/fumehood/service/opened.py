@@ -47,9 +47,9 @@ class OpenedStore(Store):
 
             recover(self, unfinished)
         if has_entries(self.places.edits):
-            from fumehood.service.edits import close_open
+            from fumehood.service.edits import record_all_edits
 
-            close_open(self)
+            record_all_edits(self)
 
     def mend(self, project: int) -> None:
         """Do the same in one project whose lock is taken: the owner of the lock comes after the clients' edits."""
@@ -63,9 +63,9 @@ class OpenedStore(Store):
             with InterruptsHeld():
                 mend(self, unfinished)
         if has_entries(self.places.edits):
-            from fumehood.service.edits import close_all
+            from fumehood.service.edits import record_project_edits
 
-            close_all(self, project)
+            record_project_edits(self, project)
 
 
 # ---- What is done when there is time: after a report is printed, before the next command, at the end of a program.

@@ -257,7 +257,7 @@ def _expected_digest(store: Store, run: Run, choice: Choice) -> str:
         return choice.expected
     if not run.changed:
         return "nothing"  # no digest: it was shown as empty, and is refused if it holds something now
-    digest = decide.shown_digest(run, choice.paths, here=run.project, forth=choice.act == "apply")
+    digest = decide.shown_digest(run, choice.paths, here=run.project, into_project=choice.act == "apply")
     _refuse_if_changed(store, run, choice)  # again, because only the digest has read what the run holds
     return digest
 

@@ -34,8 +34,8 @@ from fumehood.linux.nofollow import (
 )
 from fumehood.linux.steps import PathChanged
 from fumehood.service import layers as layering
-from fumehood.service.apply import take_over
-from fumehood.service.files import LiveFiles, catch_up, record
+from fumehood.service.apply import apply_changes
+from fumehood.service.files import LiveFiles, catch_up, record_run
 from fumehood.service.settle import change_outcomes, possible_paths
 from fumehood.store.database import Days
 from fumehood.store.files import (
@@ -326,8 +326,8 @@ def _perform(store: Store, project: Project, run: Run) -> None:
     store.history.write_journal(run)
     expected = change_outcomes(run.changed)
     try:
-        take_over(
-            run.changed, run.roots, store.uppers(run), run.run, or_nothing=True,
+        apply_changes(
+            run.changed, run.roots, store.uppers(run), run.run, all_or_nothing=True,
             journal=lambda state: store.history.record_progress(run, state),
         )  # fmt: skip
     except (ApplyFailed, PathChanged) as error:
@@ -337,7 +337,7 @@ def _perform(store: Store, project: Project, run: Run) -> None:
         raise ApplyFailed(f"nothing was restored: {why}", hint="the project is as it was; try again") from error
     run.state, run.duration_s = "applied", time.monotonic() - began
     store.history.settle(run, rewrite=change_outcomes(run.changed) != expected)
-    record(store, project.id, run)
+    record_run(store, project.id, run)
     layering.drop_if_empty(store.places, run.run, run.changed)
 
 

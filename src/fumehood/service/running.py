@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fumehood.linux.launch import Starter, Streams
     from fumehood.linux.process import Outcome, PendingQuestions, Running, UsageWatch
     from fumehood.linux.streams import Sink, Stdio
-    from fumehood.service.agents import ShellCommands
+    from fumehood.service.agent_shells import ShellCommands
     from fumehood.service.checkpoint import Checkpoints
     from fumehood.service.hood import Caller, Hood
     from fumehood.service.loopback import Loopback

@@ -72,9 +72,9 @@ def run_in(hood: Hood, request: Request, caller: Caller) -> Run:
         hood.store.recover()  # holds what the command had written by then
         raise
     if run.below:
-        from fumehood.service.held import clear_away
+        from fumehood.service.held import remove_unneeded_trees
 
-        clear_away(hood.store, hood.project.id, run)
+        remove_unneeded_trees(hood.store, hood.project.id, run)
     return run
 
 
@@ -116,14 +116,15 @@ def _prepare(hood: Hood, request: Request, caller: Caller) -> tuple[Hood, Reques
 
         install_if_missing(store, adapted.policy.rootfs, caller.on_install)
     if request.client_directories:
-        from fumehood.service.projects import offer
+        from fumehood.service.roots import offer_client_directories
 
-        request = offer(hood, request, caller)  # a directory that a person allows becomes a root of hood.project
+        request = offer_client_directories(hood, request, caller)
+        # A directory that a person has allowed is a root of hood.project now.
         adapted = adapted.replace(project=hood.project)
     if request.write is not None:
-        from fumehood.service.projects import limited
+        from fumehood.service.roots import with_write_limit
 
-        adapted, request = limited(adapted, request)
+        adapted, request = with_write_limit(adapted, request)
     return adapted, request
 
 
@@ -168,7 +169,7 @@ def _run_in_session(hood: Hood, request: Request, caller: Caller, reason: str, *
 
         shells: Sequence[Operation] = ()
         if request.each_command:
-            from fumehood.service.agents import shell_mounts
+            from fumehood.service.agent_shells import shell_mounts
 
             shells = shell_mounts(hood.store.places.cache)
         keeps_tmp = request.own_tmp or hood.policy.tmp == "session"
@@ -323,7 +324,7 @@ class Attempt:
 
         shell_commands = None
         if request.each_command and session_run is not None:
-            from fumehood.service.agents import ShellCommands
+            from fumehood.service.agent_shells import ShellCommands
 
             shell_commands = ShellCommands(make_checkpoints(), request.agent, layering.init_file(capture.layers))
             session_run.requests.on_shell_message = shell_commands.handle_message
@@ -349,7 +350,7 @@ class Attempt:
         run, request, caller, world, session_run = self.run, self.request, self.caller, self.world, self.session_run
         shell = world.shell
         if request.each_command:
-            from fumehood.service.agents import real_shell
+            from fumehood.service.agent_shells import real_shell
 
             shell = real_shell(shell)
         line = build_argv(
@@ -495,9 +496,9 @@ class Attempt:
         run.ended_in = self.session_run.save(self.world.outside) if self.session_run is not None else ""
         forget_what_was_moved(store.places, project, run)
         if run.draft is not None and run.state == HELD:
-            from fumehood.service.drafts import after_run
+            from fumehood.service.drafts import prepare_next_run
 
-            after_run(store, project, run)
+            prepare_next_run(store, project, run)
 
 
 # ---- What surrounds a command.

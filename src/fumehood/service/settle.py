@@ -75,7 +75,7 @@ def _apply(
 ) -> None:  # fmt: skip
     """Apply the changes that may be applied, and hold the rest; the project's lock is taken."""
     from fumehood.core.judge import HOLD_ALL
-    from fumehood.service.apply import take_over
+    from fumehood.service.apply import apply_changes
     from fumehood.service.conflicts import yield_to_other_runs
 
     run.state = APPLYING
@@ -84,7 +84,7 @@ def _apply(
     expected = change_outcomes(run.changed)
 
     def apply(on_conflict: str) -> None:
-        take_over(
+        apply_changes(
             run.changed, run.roots, [layer.upper for layer in layers], run.run,
             journal=lambda state: store.history.record_progress(run, state), on_conflict=on_conflict,
         )  # fmt: skip
@@ -139,10 +139,10 @@ def record_outcome(store: Store, run: Run, *, outcome_changed: bool, decided_at:
 
 
 def _set_apart_held(store: Store, run: Run) -> None:
-    from fumehood.service.held import set_apart
+    from fumehood.service.held import move_to_held_trees
 
     try:
-        set_apart(store, run)
+        move_to_held_trees(store, run)
     except OSError as error:
         raise Unfinished(
             f"what waits for a person could not be set apart: {error.strerror}",
@@ -155,9 +155,9 @@ def record_files(store: Store, project: int, run: Run) -> None:
     if run.draft is not None:
         return  # changes in a draft are not in the project
     # Imported here: most runs have nothing to record.
-    from fumehood.service.files import record
+    from fumehood.service.files import record_run
 
-    record(store, project, run)
+    record_run(store, project, run)
 
 
 def state_of(changes: Sequence[c.Change]) -> str:
@@ -237,10 +237,10 @@ def _changes_below(run: Run, place: str) -> set[int]:
     return numbers
 
 
-def with_dependent_changes(run: Run, changes: Sequence[c.Change], *, forth: bool) -> list[c.Change]:
+def with_dependent_changes(run: Run, changes: Sequence[c.Change], *, into_project: bool) -> list[c.Change]:
     """Return the changes, and those with the same verdict that must go with them.
 
-    On the way `forth` into the project, an entry in a new directory needs that directory. A replaced or deleted
+    If they go `into_project`, an entry in a new directory needs that directory. A replaced or deleted
     directory goes as a whole, and a repository or database is never left half in one state and half in another.
     """
     verdicts = {change.verdict for change in changes}
@@ -257,7 +257,7 @@ def with_dependent_changes(run: Run, changes: Sequence[c.Change], *, forth: bool
     for change in alike:
         if state_of_path(f"{run.roots[change.root]}/{change.path}", gits) in states:
             wanted.add((change.root, change.path))
-    kinds = (c.ADDED, c.DELETED, c.TYPE) if forth else (c.DELETED, c.TYPE)
+    kinds = (c.ADDED, c.DELETED, c.TYPE) if into_project else (c.DELETED, c.TYPE)
     around = c.all_directories_above(by_place[place] for place in wanted) & by_place.keys()
     wanted |= {place for place in around if by_place[place].change in kinds}
     whole = {place for place in wanted & trees if by_place[place].change in (c.DELETED, c.TYPE)}

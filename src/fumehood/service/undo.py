@@ -18,13 +18,13 @@ from fumehood.linux.nofollow import is_state_after, split, stamp_of, walk
 from fumehood.linux.staging import find_files_in_use
 from fumehood.linux.steps import PathChanged
 from fumehood.service import layers as layering
-from fumehood.service.apply import open_in_words, take_over
+from fumehood.service.apply import apply_changes, open_in_words
 from fumehood.service.conflicts import paths_changed_since, split_by_tree, stat_changes
-from fumehood.service.decide import discard_held, recorded
-from fumehood.service.files import drop_shared_backups, record
+from fumehood.service.decide import current_run, discard_held
+from fumehood.service.files import drop_shared_backups, record_run
 from fumehood.service.restore import ONCE, find_backups
 from fumehood.service.settle import FAILED, TAKEN_BACK, change_outcomes, changes_at, state_of, with_dependent_changes
-from fumehood.service.verdicts import concerns
+from fumehood.service.verdicts import find_concerns
 from fumehood.store.history import APPLYING, CHECKPOINT, HELD, LAST, UNFINISHED, RunFilter
 from fumehood.store.places import new_id
 from fumehood.store.search import changes_by_commands, later_versions
@@ -58,7 +58,7 @@ def undo(
         return discard_held(store, project, run, paths, here=here)  # nothing of it is in the project
     with store.lock_project(project.id), InterruptsHeld() as interrupts:
         interrupts.release()  # nothing is done yet, and to look at everything may take long
-        run = recorded(store, project, run)
+        run = current_run(store, project, run)
         back = _planned(store, as_it_stands(store, run), paths, here, by)
         layering.require_roots_exist(run.roots, back.changed)
         first = run if back.layer == run.run else store.history.find(back.layer)
@@ -90,7 +90,7 @@ def undo(
         back.state, back.duration_s = "applied", time.monotonic() - began
         outcome_changed = change_outcomes(back.changed) != expected
         store.history.settle(back, rewrite=outcome_changed, others=consequences(store, run, back))
-        record(store, project.id, back)
+        record_run(store, project.id, back)
         layering.drop_if_empty(store.places, back.layer, _in_layer(store, back, first))
     return back
 
@@ -161,8 +161,10 @@ def _refuse_unseen(store: Store, run: Run, back: Run) -> None:
     coming = [change for change in back.changed if change.after is not None]
     if not coming:
         return  # the project need not be looked at
-    acted_on = concerns(coming, back.roots, store.uppers(back), Rules(), elsewhere=store.writable_directories)
-    for number, concern in acted_on.items():
+    concerns = find_concerns(
+        coming, back.roots, store.uppers(back), Rules(), writable_elsewhere=store.writable_directories
+    )
+    for number, concern in concerns.items():
         change, version = coming[number], coming[number].after
         if version is None or not concern.held:
             continue
@@ -342,8 +344,8 @@ def _perform(store: Store, project: Project, run: Run, back: Run, first: Run) ->
     stays = directories_to_keep(first.changed)
     for last in (False, True):
         try:
-            take_over(
-                back.changed, run.roots, store.uppers(back), back.run, staying=stays, or_nothing=True,
+            apply_changes(
+                back.changed, run.roots, store.uppers(back), back.run, staying=stays, all_or_nothing=True,
                 even_open=True, journal=lambda state: store.history.record_progress(back, state),
             )  # fmt: skip
         except (ApplyFailed, PathChanged) as error:
@@ -369,7 +371,7 @@ def _to_take_back(store: Store, run: Run, paths: Sequence[str], here: str) -> li
         hint = f"to have its changes back: fumehood redo {run.name}" if run.layer else f"fumehood show {run.name}"
         raise BadRequest(f"run {run.name} is undone already", hint=hint)
     meant = changes_at(run, paths, here=here)
-    changes = inverse(with_dependent_changes(run, _applied(meant), forth=False) if paths else meant)
+    changes = inverse(with_dependent_changes(run, _applied(meant), into_project=False) if paths else meant)
     if not changes:
         what = "changed nothing in the project"
         if run.state == "refused":

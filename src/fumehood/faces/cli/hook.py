@@ -311,15 +311,16 @@ def begin_edit(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     is_in_draft = bool(policy.drafts) or "--draft" in passed_on
     mode = policy.mode(HOLD if is_in_draft or "--hold" in passed_on else DISCARD if "--discard" in passed_on else None)
     cwd = os.path.join(call.directory if isinstance(call.directory, str) else working_dir(), patch_directory)
-    targets = edits.targets(seat, cwd, [each.replace(path=os.path.expanduser(each.path)) for each in planned_edits])
-    verdict = edits.judged(seat, policy, mode, targets, is_in_draft=is_in_draft)
+    planned_edits = [each.replace(path=os.path.expanduser(each.path)) for each in planned_edits]
+    targets = edits.resolve_targets(seat, cwd, planned_edits)
+    verdict = edits.judge_edit(seat, policy, mode, targets, is_in_draft=is_in_draft)
     reason = "; ".join(verdict.reasons)
     if reason and not call.client.honours_ask:
         raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
     names = [each.path if each.root == 0 else each.real for each in targets]
     title = f"{'apply_patch' if is_shell else call.tool} {first_names([*map(printable, names)], _MAX_NAMED)}"
     with FileLock(places.lock(f"project-{seat.project}")):
-        edits.begin(places, seat, session, call_name(call), title, cwd, targets, verdict.flags)
+        edits.begin_edit(places, seat, session, call_name(call), title, cwd, targets, verdict.flags)
     return reason
 
 
@@ -359,9 +360,9 @@ def end_edit(call: ToolCall, session: str) -> None:
         note_end(places, edit, is_told=True)
         others = [each for each in open_edits(places, edit.project) if not each.ended_at]
         if any(each.paths & edit.paths for each in others):
-            from fumehood.service.edits import renew
+            from fumehood.service.edits import renew_edits
 
-            renew(places, edit.project, edit.id, edit.paths)
+            renew_edits(places, edit.project, edit.id, edit.paths)
 
 
 def call_name(call: ToolCall) -> str:

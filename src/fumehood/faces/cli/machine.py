@@ -28,10 +28,10 @@ from fumehood.faces.cli.screen import Progress, show_progress
 from fumehood.linux import doctor
 from fumehood.rootfs.tree import Installed, read_mark
 from fumehood.service import recover
-from fumehood.service.clean import DAYS, NAMED, Freed, clean
+from fumehood.service.clean import DEFAULT_DAYS, MAX_NAMED, Freed, clean
 from fumehood.service.explain import Examination, examined
 from fumehood.service.opened import OpenedStore
-from fumehood.service.projects import clear, layer_of, remove, reset, size_of
+from fumehood.service.projects import clear_workspace, remove_workspace, reset_root, root_layer_of, size_of
 from fumehood.store.config import policy_for
 from fumehood.store.named import Workspace
 
@@ -183,13 +183,13 @@ def _workspace(context: Context) -> int:
         return _create_or_set(context)
     if options.subcommand == "reset":
         path = context.store.workspaces.find(options.name).path if options.name else context.project.path
-        dropped = reset(context.store, context.store.projects.open(path, register=False))
+        dropped = reset_root(context.store, context.store.projects.open(path, register=False))
         said = " again" if dropped else "; there was nothing to drop"
         return context.print_result(
             {"path": path, "dropped": dropped}, f"{printable(path)}: its root is the shared one{said}"
         )
     workspace, is_clear = context.store.workspaces.find(options.name), options.subcommand == "clear"
-    (clear if is_clear else remove)(context.store, workspace, sure=options.yes)
+    (clear_workspace if is_clear else remove_workspace)(context.store, workspace, sure=options.yes)
     answer = {"cleared" if is_clear else "removed": workspace.name}
     return context.print_result(answer, f"the workspace {workspace.name} is {'empty' if is_clear else 'removed'}")
 
@@ -215,7 +215,7 @@ def _create_or_set(context: Context) -> int:
 
 def _workspace_entry(context: Context, workspace: Workspace) -> dict[str, Any]:
     project = context.store.projects.open(workspace.path, register=False)
-    layer = layer_of(context.store, project) if project.id else None
+    layer = root_layer_of(context.store, project) if project.id else None
     base = layer.base if layer is not None else ""
     return {
         **workspace.fields(), "environment": dict(workspace.environment), "size": size_of(workspace.path),
@@ -325,7 +325,7 @@ def _mend_records(options: argparse.Namespace) -> int:
     flag("--all", "clean every project, and what no record names"),
     flag("--dry-run", "only say what would be removed"), flag("--yes", "don't ask for confirmation"),
     option("--days", "N", "remove older backups and outputs, so that those runs can't be undone; only days on which"
-           f" Fumehood ran are counted (default: clean.keep_days of the configuration, else {DAYS})",
+           f" Fumehood ran are counted (default: clean.keep_days of the configuration, else {DEFAULT_DAYS})",
            type=whole_number()),
 )  # fmt: skip
 def _clean(context: Context) -> int:
@@ -354,7 +354,7 @@ def _clean(context: Context) -> int:
 
 def _freed_text(context: Context, freed: Freed) -> str:
     """Return what a cleaning removes as text, with the number and command of the first runs that it names."""
-    runs = map(context.store.history.find, freed.not_undoable[:NAMED])
+    runs = map(context.store.history.find, freed.not_undoable[:MAX_NAMED])
     lines = [
         f"  #{run.number}  {fit_columns(printable(run.command), COMMAND_WIDTH)}"
         + (f"  in {printable(run.project)}" if context.options.all else "")

@@ -27,8 +27,9 @@ from fumehood.linux.launch import start
 from fumehood.service import provided
 from fumehood.service.files import scan_project
 from fumehood.service.permission import Permissions
-from fumehood.service.projects import add_root, forget, loss, offered, remove_root
+from fumehood.service.projects import forget_project, loss_if_forgotten
 from fumehood.service.restore import EMPTY, KnownFile, known_file, known_files, made_by, place_of, restore, versions
+from fumehood.service.roots import add_root, possible_new_roots, remove_root
 from fumehood.store.audit import Grant
 from fumehood.store.config import compile_file, configuration_path, load_settings, policy_for
 from fumehood.store.projects import Project
@@ -178,7 +179,7 @@ def _projects(context: Context) -> int:
         with context.store.lock_project(project.id):
             moved = projects.move(project, options.to)
         return context.print_result(moved.fields(), f"project {moved.id} is at {printable(moved.path)} now")
-    losses = loss(context.store, project)
+    losses = loss_if_forgotten(context.store, project)
     if not options.yes:
         if not (os.isatty(0) and os.isatty(2)):
             hint = f"{losses.in_words()}; --yes does it"
@@ -186,7 +187,7 @@ def _projects(context: Context) -> int:
         name = f"project {project.id}, {printable(project.path)}"
         if not ask_yes_no(f"forget {name}? {losses.in_words()}. Its own files stay. [y/N] "):
             raise BadRequest("nothing was forgotten", hint="answer y, or give --yes")
-    forget(context.store, project)
+    forget_project(context.store, project)
     return context.print_result({"forgotten": project.fields(), **losses.fields()}, f"forgotten; {losses.in_words()}")
 
 
@@ -209,7 +210,7 @@ def _roots(context: Context) -> int:
         project = add_root(store, project, options.directory, permissions, by_person=is_person)
     elif options.subcommand == "remove":
         project = remove_root(store, project, options.directory)
-    offered_directories = offered(store, project)
+    offered_directories = possible_new_roots(store, project)
     lines = list(map(printable, project.roots))
     if offered_directories:
         lines.append("commands can't write these yet: a git directory, a mount, or where a link leads; to let them:")

@@ -343,7 +343,7 @@ def _review_run(context: Context, run: Run) -> bool:
             own_turn.wait()
             _print_change(context, run, change)
             # Changes that this one needs, and that are therefore applied with it.
-            affected = decide.meant(run, [absolute_path(run, change)])
+            affected = decide.held_changes_at(run, [absolute_path(run, change)])
             companions = [each for each in affected if not _is_within((each.root, each.path), change)]
             if companions:
                 print("applying it also applies:")
@@ -356,7 +356,7 @@ def _review_run(context: Context, run: Run) -> bool:
         try:
             paths = [] if key in "AD" else [absolute_path(run, change)]
             # The answer holds only for what was shown: another process may have changed the run since.
-            expected = decide.shown_digest(run, paths, forth=key not in "dD")
+            expected = decide.shown_digest(run, paths, into_project=key not in "dD")
             arguments = context.store, context.project_of(run), run, paths
             if key in "dD":
                 run = decide.discard_held(*arguments, expected=expected)

@@ -290,9 +290,9 @@ def _with_directory(store: Store, options: CommandLine, request: Request, act: C
     """Call `act` with a request; with --no-project, the request gets a temporary directory until `act` returns."""
     if "--no-project" not in options.flags:
         return act(request)
-    from fumehood.service.projects import ThrownDirectory
+    from fumehood.service.projects import ThrowawayDirectory
 
-    thrown = ThrownDirectory(store.places)
+    thrown = ThrowawayDirectory(store.places)
     try:
         return act(request.replace(throwaway=thrown.path))
     finally:

@@ -33,7 +33,7 @@ from fumehood.faces.cli.setup_clients import (
 from fumehood.linux import doctor, probe
 from fumehood.linux.launch import start
 from fumehood.service.permission import Permissions
-from fumehood.service.projects import add_root
+from fumehood.service.roots import add_root
 from fumehood.store.config import policy_for, replace_with_backup, set_key
 
 _AGENT_CHOICES = (*CLIENTS, "mcp", "python", "none")

@@ -339,7 +339,7 @@ def _describe_group(each: ReadRun, branch: Branch) -> list[Text]:
     if branch.is_more:
         return lines
     if each.run.state == c.HELD:
-        items = [held_item(run, change) for change in decide.meant(run, branch.paths, here=run.project)]
+        items = [held_item(run, change) for change in decide.held_changes_at(run, branch.paths, here=run.project)]
         what = "this directory" if branch.paths else "the whole run"
         lines += [Text(""), Text(f"{what} holds {counts_in_words(items, are_all=True)}:")]
         lines += [safe_text(f"  {line}") for line in item_lines(items, seen_by=f"fumehood show {run.name}")]
@@ -350,7 +350,7 @@ def _companion_lines(run: Run, place: str, change: c.Change) -> list[Text]:
     """Name the changes that this one needs, and that are therefore applied with it."""
     inside = f"{change.path}/"
     others = [
-        each for each in decide.meant(run, [place], here=run.project)
+        each for each in decide.held_changes_at(run, [place], here=run.project)
         if each.root != change.root or (each.path != change.path and not each.path.startswith(inside))
     ]  # fmt: skip
     if not others:

@@ -28,7 +28,7 @@ from fumehood.linux.nofollow import LISTING, kind_of, open_below, open_top
 from fumehood.service import decide, differences, drafts, overview, provided
 from fumehood.service.ask import Desk
 from fumehood.service.differences import difference_of
-from fumehood.service.drafts import Conflict
+from fumehood.service.draft_merge import Conflict, compare_with_project
 from fumehood.service.files import catch_up
 from fumehood.service.library import Sandbox
 from fumehood.service.restore import versions as kept_versions
@@ -525,7 +525,7 @@ def all_drafts(page: Page, _request: Request) -> View:
 def compared_draft(page: Page, project: Project, record: DraftRecord) -> tuple[Run, set[str], list[Conflict]]:
     """Return the changes of a draft as a run, the paths merged with the project's changes, and the conflicts."""
     with drafts.Preview(page.store, project, record) as whole:
-        merges, conflicts = drafts.compared(page.store, record, whole)
+        merges, conflicts = compare_with_project(page.store, record, whole)
         return whole.run, {merge.change.path for merge in merges if not merge.places}, conflicts
 
 
@@ -548,13 +548,13 @@ def act_on_draft(page: Page, request: Request, form: dict[str, str]) -> Run | No
     project, record = chosen_draft(page, request)
     act, seen = request.path_params["act"], form.get("seen", "")
     if act == "apply":
-        return drafts.apply_draft(page.store, project, record, force=bool(form.get("force")), seen=seen)
+        return drafts.apply_draft(page.store, project, record, force=bool(form.get("force")), expected=seen)
     if act == "discard":
-        drafts.discard_draft(page.store, project, record, seen=seen)
+        drafts.discard_draft(page.store, project, record, expected=seen)
         return None
     if act not in DRAFT_ACTS:
         raise BadRequest(f"nothing can be done to a draft by {act!r}", hint=f"one of: {', '.join(DRAFT_ACTS)}")
-    drafts.refuse_another(page.store, record, seen)  # checked here, because rebase and commit take no lock first
+    drafts.refuse_if_changed(page.store, record, seen)  # checked here, because rebase and commit take no lock first
     with Sandbox(project.path, face=WEB) as sandbox:
         own_draft = sandbox.draft(record.name)
         if act == "rebase":
