@@ -89,7 +89,7 @@ def bubblewrap(project: Path) -> Callable[[], object]:
     It hides the same files of `/proc`. What we do besides (overlays, views, the guard) is left out.
     """
     from fumehood.linux.bwrap import sandbox_command
-    from fumehood.linux.confine import filter_for
+    from fumehood.linux.confine import load_syscall_filter
     from fumehood.linux.hostview import kernel_masks
     from fumehood.linux.probe import host
     from fumehood.store.places import places
@@ -98,7 +98,7 @@ def bubblewrap(project: Path) -> Callable[[], object]:
     able = host(at.cache, at.state)
     assert able.bwrap is not None
     filter_ = os.memfd_create("filter")
-    os.write(filter_, filter_for(at.cache, unix_sockets=True))
+    os.write(filter_, load_syscall_filter(at.cache, unix_sockets=True))
     status = os.open(os.devnull, os.O_WRONLY)
     line = sandbox_command(able.bwrap, disable_userns=able.disable_userns)
     line += ["--bind", str(project), str(project), "--chdir", str(project)]
@@ -182,8 +182,8 @@ def hardening(room: Path) -> Iterator[Figure]:
 
             with (
                 mock.patch.object(running.Execution, "_find_visible", look),
-                mock.patch.object(running, "filter_for", return_value=b""),
-                mock.patch.object(confine, "guard", return_value=b""),
+                mock.patch.object(running, "load_syscall_filter", return_value=b""),
+                mock.patch.object(confine, "guard_program", return_value=b""),
             ):
                 sandbox.run("true")
 

@@ -34,8 +34,8 @@ def guarded(program, places, line, through=()):
 
 @pytest.fixture
 def program():
-    need(bool(confine.guard()), "there is no Landlock here")
-    return confine.guard()
+    need(bool(confine.guard_program()), "there is no Landlock here")
+    return confine.guard_program()
 
 
 def test_the_programs_are_those_of_the_source():
@@ -92,7 +92,7 @@ def test_processes_outside_get_no_signal(program, test_directory):
 @pytest.mark.parametrize("has_program", [True, False])
 @pytest.mark.parametrize("version", [-1, 0, 1, 2, 3, 5, 6, 7, 99])
 def test_a_command_has_one_ruleset_that_lets_files_be_moved(version, has_program, network_shared):
-    chosen = confine.ruleset(version, has_program=has_program, network_shared=network_shared)
+    chosen = confine.choose_ruleset(version, has_program=has_program, network_shared=network_shared)
     # The first version always denies moving to another directory; scopes come with the sixth.
     if has_program and version >= 2:
         assert chosen == confine.GUARD
@@ -103,7 +103,7 @@ def test_a_command_has_one_ruleset_that_lets_files_be_moved(version, has_program
 def test_on_a_kernel_with_the_first_landlock_there_is_no_guard(monkeypatch):
     monkeypatch.setattr(confine, "_guard", None)
     monkeypatch.setattr(libc, "landlock_version", lambda: 1)
-    assert confine.guard() == b""
+    assert confine.guard_program() == b""
     said = doctor.check_guard()
     assert not said.works
     assert "Linux 5.19" in said.detail

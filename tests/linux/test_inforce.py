@@ -26,7 +26,7 @@ def test_doctor_tells_of_views_filter_and_guard_as_a_command_meets_them(cli):
     if confine.can_scope():
         assert told["in_force"]["guard"] == (signal == "kept out")
     names = {each["name"]: each["works"] for each in told["abilities"]}
-    assert names["guard"] == bool(confine.guard())
+    assert names["guard"] == bool(confine.guard_program())
     assert "in force    " in cli("doctor").stdout
 
 

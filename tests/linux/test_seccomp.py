@@ -24,7 +24,7 @@ from fumehood.core.syscalls import (
     program,
 )
 from fumehood.linux import confine
-from fumehood.linux.confine import filter_for, machine
+from fumehood.linux.confine import architecture, load_syscall_filter
 
 CALL = """
 import ctypes, os, sys
@@ -36,13 +36,13 @@ for line in sys.argv[1:]:
 """
 
 
-@pytest.mark.skipif(machine() not in ARCHITECTURES, reason="no table for this machine")
+@pytest.mark.skipif(architecture() not in ARCHITECTURES, reason="no table for this machine")
 @pytest.mark.namespaces
 def test_every_rule_of_the_table_refuses_with_its_own_error(sandbox):
     wanted, lines = [], []
     for rule in RULES:
         for call in rule.calls:
-            found = number(call, machine())
+            found = number(call, architecture())
             if found is None:
                 continue
             arguments = [0] * 6
@@ -157,14 +157,14 @@ def test_pretending_leaves_every_other_call_as_it_was(name):
             assert answer(pretending, name, call, arguments) == answer(real, name, call, arguments)
 
 
-@pytest.mark.skipif(machine() not in ARCHITECTURES, reason="no table for this machine")
+@pytest.mark.skipif(architecture() not in ARCHITECTURES, reason="no table for this machine")
 @pytest.mark.skipif(os.geteuid() != 0, reason="only for root are changes of owner pretended")
 @pytest.mark.namespaces
 def test_every_call_that_changes_an_owner_is_pretended_by_the_kernel(sandbox):
     lines = []
     for rule in PRETENDED_OWNERS:
         for call in rule.calls:
-            at = number(call, machine())
+            at = number(call, architecture())
             for ids in [(5, -1), (-1, 5), (0, 0)] if at is not None else []:
                 arguments = [-1] * 5  # no descriptor, and no address of a name: a real call fails
                 for argument, each in zip(rule.when, ids, strict=True):
@@ -182,7 +182,7 @@ def test_the_kernel_takes_the_program(tmp_path):
     child = os.fork()
     if child == 0:
         libc = ctypes.CDLL(None, use_errno=True)
-        text = filter_for(str(tmp_path), unix_sockets=False, pretends_owners=True)
+        text = load_syscall_filter(str(tmp_path), unix_sockets=False, pretends_owners=True)
         kept = ctypes.create_string_buffer(text)
         head = struct.pack("HxxxxxxP", len(text) // 8, ctypes.addressof(kept))
         libc.prctl(38, 1, 0, 0, 0)
@@ -197,7 +197,7 @@ def test_the_numbers_are_those_of_the_kernels_headers():
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     need(done.returncode == 0, "there are no kernel headers")
     known = dict(re.findall(r"#define __NR_(\w+) (\d+)$", done.stdout, flags=re.MULTILINE))
-    ours = {call: str(number(call, machine())) for call in known.keys() & NUMBERS.keys()}
+    ours = {call: str(number(call, architecture())) for call in known.keys() & NUMBERS.keys()}
     assert ours == {call: known[call] for call in ours}
     assert len(known.keys() & NUMBERS.keys()) > 35
 
@@ -221,18 +221,19 @@ def test_a_real_program_works_as_before(name, line, sandbox):
 
 
 def test_a_filter_is_compiled_once_and_recalled_after_that(tmp_path, monkeypatch):
-    first = filter_for(str(tmp_path), unix_sockets=True)
+    first = load_syscall_filter(str(tmp_path), unix_sockets=True)
     (kept,) = tmp_path.iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600
     monkeypatch.setattr(syscalls, "program", None)
-    assert filter_for(str(tmp_path), unix_sockets=True) == first
+    assert load_syscall_filter(str(tmp_path), unix_sockets=True) == first
 
 
 def test_each_variant_of_the_filter_is_kept_under_its_own_name(tmp_path):
     variants = [(sockets, owners) for sockets in (True, False) for owners in (True, False)]
 
     def all_of_them():
-        return [filter_for(str(tmp_path), unix_sockets=sockets, pretends_owners=owners) for sockets, owners in variants]
+        cache = str(tmp_path)
+        return [load_syscall_filter(cache, unix_sockets=sockets, pretends_owners=owner) for sockets, owner in variants]
 
     first = all_of_them()
     assert len(set(first)) == len(list(tmp_path.iterdir())) == 4
@@ -241,7 +242,7 @@ def test_each_variant_of_the_filter_is_kept_under_its_own_name(tmp_path):
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "open", "a link"])
 def test_a_kept_filter_that_can_not_be_trusted_is_made_again(tmp_path, harm):
-    first = filter_for(str(tmp_path), unix_sockets=True)
+    first = load_syscall_filter(str(tmp_path), unix_sockets=True)
     (kept,) = tmp_path.iterdir()
     data = kept.read_bytes()
     if harm == "cut":
@@ -254,7 +255,7 @@ def test_a_kept_filter_that_can_not_be_trusted_is_made_again(tmp_path, harm):
     else:
         kept.rename(tmp_path / "other")
         kept.symlink_to("other")
-    assert filter_for(str(tmp_path), unix_sockets=True) == first
+    assert load_syscall_filter(str(tmp_path), unix_sockets=True) == first
     assert kept.read_bytes() == data
 
 
@@ -267,10 +268,10 @@ def test_installations_that_share_a_cache_each_find_their_own_filter(tmp_path, m
     monkeypatch.setattr(syscalls, "program", lambda *variant: compiled.append(variant) or compile_one(*variant))
     for tables in (confine._TABLES, str(copy), str(changed)) * 2:
         monkeypatch.setattr(confine, "_TABLES", tables)
-        filter_for(str(cache), unix_sockets=True)
+        load_syscall_filter(str(cache), unix_sockets=True)
     assert len(compiled) == 2
     assert len(list(cache.iterdir())) == 2
 
 
 def test_a_filter_is_compiled_where_it_can_not_be_kept():
-    assert filter_for("/nonexistent", unix_sockets=True)
+    assert load_syscall_filter("/nonexistent", unix_sockets=True)

@@ -277,15 +277,15 @@ def check_views(machine: Host) -> Ability:
 def check_filter() -> Ability:
     """Report whether the filter of system calls is set."""
     fault = "" if _can_filter() else "not in force: the kernel has none"
-    if not confine.is_known():
-        fault = f"not in force: there is no table of calls for {confine.machine()}"
+    if not confine.has_syscall_table():
+        fault = f"not in force: there is no table of calls for {confine.architecture()}"
     return _ability("filter of system calls", fault, "in force")
 
 
 def check_guard() -> Ability:
     """Report whether Landlock confines writing, besides the mounts."""
-    works = bool(confine.guard())
-    detail = f"not in force: no program for {confine.machine()}, or none can be run from memory (vm.memfd_noexec)"
+    works = bool(confine.guard_program())
+    detail = f"not in force: no program for {confine.architecture()}, or none can be run from memory (vm.memfd_noexec)"
     if works:
         scopes = ", signals and abstract sockets" if confine.can_scope() else ""
         exception = ""

@@ -125,7 +125,7 @@ def bubblewrap_arguments(
     if has_filter:
         arguments += ("--seccomp", str(FILTER_FD))
     # The guard confines writing to these places and then becomes the command.
-    guard = (_GUARD, *writable_places(mounts), "--") if confine.guard() else ()
+    guard = (_GUARD, *writable_places(mounts), "--") if confine.guard_program() else ()
     return (*arguments, "--", *guard, *command), tuple(texts)
 
 
@@ -209,7 +209,7 @@ def become_sandbox(plan: Plan, streams: Streams, link: ParentLink, preparation: 
         if plan.syscall_filter:
             provide(plan.syscall_filter, FILTER_FD)
         if _GUARD in plan.arguments:
-            provide(confine.guard(), GUARD_FD, executable=True)
+            provide(confine.guard_program(), GUARD_FD, executable=True)
         for index, text in enumerate(plan.bwrap_texts):
             provide(text, DATA_FD + index)
         program = plan.arguments[0]
@@ -260,8 +260,8 @@ def _set_up_steps(plan: Plan, channel: int, network: int, preparation: Preparati
     if plan.listen and not plan.loopback:
         yield "listening for the proxy"
         send_and_close(channel, namespaces.make_listeners(plan.listen, plan.resolvers))
-    yield "ending first where memory runs out"
-    confine.end_first()
+    yield "volunteering to end first if memory runs out"
+    confine.volunteer_for_oom_kill()
     if plan.owner is not None:
         yield f"becoming user {plan.owner.user}"
         user, group = plan.owner.user, plan.owner.group

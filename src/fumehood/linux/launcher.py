@@ -167,7 +167,7 @@ def serve(descriptor: str, program: str) -> None:
         program_watch = os.pidfd_open(int(program))
     except ProcessLookupError:
         return
-    confine.guard()  # loaded once, here: each child would have to load it again, and may not be allowed to
+    confine.guard_program()  # loaded once, here: each child would have to load it again, and may not be allowed to
     # Garbage collection writes to every object: that copies the memory pages which a new child shares with us.
     gc.disable()
     gc.freeze()

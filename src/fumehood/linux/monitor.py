@@ -1,9 +1,9 @@
-"""Tell live, by inotify, what a running command adds, updates and removes. It decides nothing: the scan does.
+"""Report live, by inotify, what a running command adds, updates and removes; the scan at the end decides.
 
-An event only says *where to look*. A path's state follows from what lies there *now*, in the layer and in the project,
-never from the order of events: the kernel merges events, drops them under load, and gives none for a whiteout that a
-rename leaves behind. So the rules hold however much happened between two looks. Import this module only when somebody
-listens.
+An event only says *where to look*. The state of a path follows from what is there *now*, in the layer and in the
+project, never from the order of events: the kernel merges events, drops them under load, and sends none for a whiteout
+that a rename leaves behind. So the rules hold however much happened between two looks. Import this module only if
+somebody listens.
 """
 
 from __future__ import annotations
@@ -31,47 +31,44 @@ if TYPE_CHECKING:
 
 ADDED, UPDATED, REMOVED, CANCELLED = "added", "updated", "removed", "cancelled"
 
-# Left alone, the library finds libc by running ldconfig, then gcc, whatever those are on the PATH.
+# Otherwise the library finds libc by running `ldconfig` and `gcc`, whatever programs on PATH have these names.
 inotify_simple._libc = ctypes.CDLL(None, use_errno=True)
 
 _FLAGS = inotify_simple.flags
-# Not MODIFY or CLOSE_WRITE: a file was told when it came into the layer, and writing on in it changes
-# no state, but would fill the queue. ATTRIB tells of directories' modes, and that one became opaque.
+# Not MODIFY or CLOSE_WRITE: a file is reported when it comes into the layer. Further writes change no state, but would
+# fill the queue. ATTRIB is for the modes of directories, and for directories that become opaque.
 _MASK = _FLAGS.CREATE | _FLAGS.DELETE | _FLAGS.MOVED_FROM | _FLAGS.MOVED_TO | _FLAGS.ATTRIB | _FLAGS.ONLYDIR
 _OPAQUE = (*OPAQUE_MARKS, "user.fuseoverlayfs.opaque")
 _OPAQUE_FILE = ".wh..wh..opq"  # fuse-overlayfs puts one into each opaque directory and shows it to nobody
-# Replaced or moved away between two looks (EXDEV: out of the layer, by the overlay itself, while its
-# path was being walked): an event that says so is on its way.
+# Errors of a path that was replaced or moved away between two looks: an event about that is on its way. EXDEV: the
+# overlay itself moved it out of the layer while we walked along it.
 _VANISHED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
-_LONGEST = 4096  # Nothing below a path that no program can name is followed: trees can be endlessly deep.
-_LAST_READS = 64  # A process that outlives the run and goes on writing must not keep stop() from ending.
+_MAX_PATH = 4096  # longer paths, which no program can name, are not followed: trees can be endlessly deep
+_LAST_READS = 64  # a process that outlives the run and goes on writing must not keep `stop` from ending
 
 
 class ChangedPath(str):
-    """A path relative to its root, as a report names it; `root` says which one."""
+    """A path relative to `root`, as in a report."""
 
     __slots__ = ("root",)
     root: str
 
 
-def watcher(on_change: Callable[[str, ChangedPath], object]) -> Callable[[Sequence[Layer]], StoppableSource]:
-    """Return what starts watching a run's layers; listeners get what happened and the path."""
+def watch_layers(on_change: Callable[[str, ChangedPath], object], layers: Sequence[Layer]) -> StoppableSource:
+    """Start watching the layers of a run; `on_change` is called with what happened and the path."""
 
-    def tell(what: str, root: str, path: str) -> None:
+    def tell(event: str, root: str, path: str) -> None:
         changed = ChangedPath(path)
         changed.root = root
-        on_change(what, changed)
+        on_change(event, changed)
 
-    def watch(layers: Sequence[Layer]) -> StoppableSource:
-        monitor = Monitor([(each.upper, each.root) for each in layers], tell)
-        monitor.start()
-        return monitor
-
-    return watch
+    monitor = Monitor([(each.upper, each.root) for each in layers], tell)
+    monitor.start()
+    return monitor
 
 
 class WatchedLayer:
-    """An upper directory and the root that it lies over, both open."""
+    """The upper directory of a layer and the root that it lies over, both open."""
 
     def __init__(self, upper: str, root: str) -> None:
         self.root = root
@@ -79,23 +76,23 @@ class WatchedLayer:
 
 
 class Directory:
-    """What was told about the entries of one directory of a layer, and the directories below that matter."""
+    """One directory of a layer: what was reported of its entries, and those of its subdirectories that matter."""
 
     __slots__ = ("below", "gone", "hidden", "layer", "path", "states")
 
     def __init__(self, layer: WatchedLayer, path: str = "") -> None:
         self.layer = layer
         self.path = path
-        self.hidden = False  # the layer covers what the project has in here
-        self.gone = False  # no longer part of the tree: what is heard of it is of no interest
+        self.hidden = False  # the layer hides what the project has here
+        self.gone = False  # no longer part of the tree, so its events do not matter
         self.states: dict[str, str] = {}
         self.below: dict[str, Directory] = {}
 
     def record(self, name: str, state: str | None) -> str | None:
-        """Remember an entry's state; return what a listener hears of it, None where that is no news.
+        """Remember an entry's state; return the event for the listener, or None if nothing is new.
 
-        A path that was told and is untouched again (created, then deleted) is cancelled. Writing on in a
-        file changes no state, so it is told once however long the writing goes on.
+        A path that was reported and is unchanged again (created, then deleted) is cancelled. Further writes to a file
+        do not change its state, so a file is reported once, however long it is written.
         """
         if self.states.get(name) == state:
             return None
@@ -106,13 +103,13 @@ class Directory:
         return state or CANCELLED
 
     def enter(self, name: str) -> Directory:
-        """Return the directory of this name, a new one if there was none."""
+        """Return the subdirectory of this name; make a new one if there is none."""
         if name not in self.below:
             self.below[name] = Directory(self.layer, join(self.path, name))
         return self.below[name]
 
     def drop(self, name: str) -> list[Directory]:
-        """Forget the directory of this name with all below it; return what was forgotten, parents first."""
+        """Drop the subdirectory of this name with all below it; return the dropped directories, parents first."""
         dropped = [self.below.pop(name)] if name in self.below else []
         for directory in dropped:  # which grows
             directory.gone = True
@@ -121,82 +118,82 @@ class Directory:
 
 
 class Monitor:
-    """Watches layers while a command runs and tells one listener what happens to each path.
+    """Watches layers while a command runs, and tells one listener what happens to each path.
 
-    Nothing here raises into the run but what the listener raises, after which it is not called again. `incomplete` says
-    that something could not be watched (a limit of the host, a directory we may not read, events lost), so that news
-    may have come late or not at all.
+    The only errors that this raises are the listener's; after one, the listener is not called again. `incomplete` says
+    that something could not be watched (a limit of the host, a directory that we may not read, lost events). Then some
+    changes may have been reported late or not at all.
     """
 
     def __init__(self, layers: Sequence[tuple[str, str]], on_change: Callable[[str, str, str], None]) -> None:
         self.incomplete = False
-        self._is_listener_lost = False
-        self._places = layers  # upper directories and roots
+        self._has_listener_raised = False
+        self._paths = layers  # upper directories and roots
         self._on_change = on_change
         self._inotify: Any = None
-        self._silence = -1
+        self._silent_fd = -1  # is never readable; replaces inotify
         self._tops: list[Directory] = []
-        self._watches: dict[int, Directory] = {}
-        # Directories to look through: some names, or (None) the whole; and whether all below is due again.
-        self._todo: deque[tuple[Directory, Iterable[str] | None, bool]] = deque()
-        self._news: deque[tuple[str, str, str]] = deque()
-        self._behind = False
-        self._rest_until = 0.0
+        self._watches: dict[int, Directory] = {}  # by the number of the kernel's watch
+        # Directories to look at; the names to look at, or None for all; and True if all below them is looked at again.
+        self._queue: deque[tuple[Directory, Iterable[str] | None, bool]] = deque()
+        self._untold: deque[tuple[str, str, str]] = deque()  # events, as the listener gets them
+        self._has_lost_events = False
+        self._next_full_look_at = 0.0
 
     def start(self) -> None:
-        """Watch the layers, and tell what is in them already."""
+        """Watch the layers, and report what is in them already."""
         try:
             self._inotify = inotify_simple.INotify(nonblocking=True)
         except OSError:
             self.incomplete = True
-            self._silence = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        for place in self._places:
+            self._silent_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        for upper, root in self._paths:
             try:
-                self._tops.append(Directory(WatchedLayer(*place)))
+                self._tops.append(Directory(WatchedLayer(upper, root)))
             except OSError:
                 self.incomplete = True
-        self._list_all()
-        self._deliver()
+        self._look_at_all()
+        self._tell_listener()
 
     def fileno(self) -> int:
-        """Return the descriptor to poll for reading; -1 when not started.
+        """Return the descriptor to poll for reading; -1 before the start.
 
-        Where the host has no inotify instance left, it is one that never becomes readable.
+        If the host has no inotify instance left, it is a descriptor that never becomes readable.
         """
-        return self._silence if self._inotify is None else int(self._inotify.fileno())
+        return self._silent_fd if self._inotify is None else int(self._inotify.fileno())
 
     def drain(self) -> None:
-        """Take in all events that are pending and tell the listener; returns at once if there are none."""
-        self._read()
-        self._deliver()
+        """Read all pending events, and tell the listener; return at once if there are none."""
+        self._read_events()
+        self._tell_listener()
 
     def stop(self) -> None:
-        """Drain what is pending, then let go of everything; may be repeated."""
+        """Read what is pending, then close everything; may be called again."""
         try:
             for _ in range(_LAST_READS):
-                if not self._read():
+                if not self._read_events():
                     break
             else:
                 self.incomplete = True
             if self.incomplete:
-                self._list_all()
+                self._look_at_all()
         finally:
             if self._inotify is not None:
                 self._inotify.close()
                 self._inotify = None
-            if self._silence >= 0:
-                os.close(self._silence)
-                self._silence = -1
+            if self._silent_fd >= 0:
+                os.close(self._silent_fd)
+                self._silent_fd = -1
             self._watches.clear()
-            self._todo.clear()
+            self._queue.clear()
             for top in self._tops:
                 os.close(top.layer.upper_fd)
                 os.close(top.layer.project_fd)
             self._tops.clear()
-        self._deliver()
+        self._tell_listener()
 
-    def _read(self) -> bool:
-        """Look wherever pending events point; return whether there were any."""
+    def _read_events(self) -> bool:
+        """Look at all places that pending events name; return True if there were events."""
         if self._inotify is None:
             return False
         try:
@@ -204,96 +201,98 @@ class Monitor:
         except OSError:
             self.incomplete = True
             return False
-        dirty: dict[Directory, dict[str, None]] = {}  # names in order: what happened first is told first
+        names_to_look_at: dict[Directory, dict[str, None]] = {}  # in order: what happened first is reported first
         for watch, mask, _cookie, name in events:
             if mask & _FLAGS.Q_OVERFLOW:
-                self.incomplete = self._behind = True
+                self.incomplete = self._has_lost_events = True
             elif mask & _FLAGS.IGNORED:
                 self._watches.pop(watch, None)
             elif name and watch in self._watches:
-                dirty.setdefault(self._watches[watch], {})[name] = None
-        self._todo += ((directory, names, False) for directory, names in dirty.items())
-        self._settle()
-        begun = monotonic()
-        if self._behind and begun >= self._rest_until:
-            # Events were lost; of a huge layer not often, or the run would stand still.
-            self._behind = False
-            self._list_all()
-            self._rest_until = monotonic() + 9 * (monotonic() - begun)
+                names_to_look_at.setdefault(self._watches[watch], {})[name] = None
+        self._queue += ((directory, names, False) for directory, names in names_to_look_at.items())
+        self._process_queue()
+        began = monotonic()
+        if self._has_lost_events and began >= self._next_full_look_at:
+            # Not often if the layer is huge, or the run would stand still.
+            self._has_lost_events = False
+            self._look_at_all()
+            self._next_full_look_at = monotonic() + 9 * (monotonic() - began)
         return bool(events)
 
-    def _list_all(self) -> None:
-        """Look at every path of every layer, whatever events said."""
+    def _look_at_all(self) -> None:
+        """Look at every path of every layer, also without events."""
         for top in self._tops:
             self._watch(top.layer.upper_fd, top)
-            self._todo.append((top, None, True))
-        self._settle()
+            self._queue.append((top, None, True))
+        self._process_queue()
 
-    def _settle(self) -> None:
-        while self._todo:
-            directory, names, again = self._todo.popleft()
+    def _process_queue(self) -> None:
+        while self._queue:
+            directory, names, is_recursive = self._queue.popleft()
             if not directory.gone:
-                self._attempt(self._visit, directory, names, again)
+                self._attempt(self._look_at, directory, names, is_recursive)
 
     def _attempt(self, step: Callable[..., None], *arguments: object) -> None:
-        """Take one step; what fails because the command was faster is of no concern."""
+        """Do one step; a failure does not matter if the command has just moved or removed the path."""
         try:
             step(*arguments)
         except OSError as problem:
             if problem.errno not in _VANISHED:
                 self.incomplete = True
 
-    def _visit(self, directory: Directory, names: Iterable[str] | None, again: bool) -> None:
-        """Look at a directory as the layer and as the project have it: two descriptors, -1 where there is none."""
+    def _look_at(self, directory: Directory, names: Iterable[str] | None, is_recursive: bool) -> None:
+        """Look at entries of a directory, in the layer and in the project: a descriptor is -1 if it is not there."""
         upper = project = -1
         try:
             upper = _open(directory.layer.upper_fd, directory.path)
             project = _open(directory.layer.project_fd, directory.path)
             if upper < 0 and not directory.hidden:
-                return  # It has just vanished: what that means is told by an event of its parent.
+                return  # It has just vanished: an event of its parent says what that means.
             if names is None:
-                # Every name about which there is or was something to tell.
+                # Every name for which there is or was something to report.
                 layer_names = entries(upper) if upper >= 0 else ()
                 project_names = entries(project) if project >= 0 and directory.hidden else ()
                 names = sorted({*directory.states, *directory.below, *layer_names, *project_names})
             for name in names:
                 if name != _OPAQUE_FILE:
-                    self._attempt(self._examine, directory, again, upper, project, name)
+                    self._attempt(self._look_at_entry, directory, is_recursive, upper, project, name)
         finally:
             for fd in (upper, project):
                 if fd >= 0:
                     os.close(fd)
 
-    def _examine(self, directory: Directory, again: bool, upper: int, project: int, name: str) -> None:
-        """Compare one entry of a directory with the project's, record its state, go on below it."""
-        in_layer, layer_mode = _entry(upper, name)
-        in_project, project_mode = _entry(project, name)
+    def _look_at_entry(self, directory: Directory, is_recursive: bool, upper: int, project: int, name: str) -> None:
+        """Compare one entry of a directory with the project's, record its state, and queue what is below it."""
+        kind, mode = _entry(upper, name)
+        project_kind, project_mode = _entry(project, name)
         altered = False
-        if in_layer == DIRECTORY:
-            altered = self._follow(directory, again, upper, name, in_project) or layer_mode != project_mode
-        elif in_project == DIRECTORY and (directory.hidden or in_layer != ABSENT):
-            self._enter(directory, again, name, hidden=True, afresh=True)
+        if kind == DIRECTORY:
+            hides = self._watch_child(directory, is_recursive, upper, name, project_kind)
+            altered = hides or mode != project_mode
+        elif project_kind == DIRECTORY and (directory.hidden or kind != ABSENT):
+            self._queue_child(directory, is_recursive, name, hidden=True, looks_at_all=True)
         else:
-            self._forget(directory, name)
-        self._record(directory, name, state_of(in_layer, in_project, hidden=directory.hidden, altered=altered))
+            self._drop_child(directory, name)
+        self._record(directory, name, state_of(kind, project_kind, hidden=directory.hidden, altered=altered))
 
-    def _follow(self, directory: Directory, again: bool, upper: int, name: str, in_project: str) -> bool:
-        """Watch a directory of the layer; return whether it covers what the project has there.
+    def _watch_child(self, directory: Directory, is_recursive: bool, upper: int, name: str, project_kind: str) -> bool:
+        """Watch a subdirectory in the layer; return True if it hides what the project has there.
 
-        StoppableSource before it is listed, so that nothing falls between the two. A descriptor names it to
-        the kernel, because the command can put a symlink in its place at any moment.
+        It is watched before it is listed, so that nothing is missed between the two. The kernel gets a descriptor of
+        it, because the command can put a symlink in its place at any moment.
         """
         with Closing(os.open(name, PATH_ONLY | os.O_NOFOLLOW, dir_fd=upper)) as fd:
-            covers = directory.hidden or (in_project == DIRECTORY and is_opaque(f"/proc/self/fd/{fd}", _OPAQUE))
+            hides = directory.hidden or (project_kind == DIRECTORY and is_opaque(f"/proc/self/fd/{fd}", _OPAQUE))
             child = directory.enter(name)
             is_new = self._watch(fd, child)
-        self._enter(directory, again, name, hidden=covers, afresh=is_new or again or covers != child.hidden)
-        return covers
+        looks_at_all = is_new or is_recursive or hides != child.hidden
+        self._queue_child(directory, is_recursive, name, hidden=hides, looks_at_all=looks_at_all)
+        return hides
 
     def _watch(self, fd: int, directory: Directory) -> bool:
-        """Watch an open directory; return False if it was watched already, and under the same path.
+        """Watch an open directory; return False if it was watched already, under the same path.
 
-        The kernel gives the same number for the same directory, so a moved one shows by its old path.
+        The kernel gives the same number for the same directory, so a moved directory is found under its old path.
         """
         if self._inotify is None:
             return True
@@ -306,55 +305,58 @@ class Monitor:
         self._watches[watch] = directory
         return before is not directory
 
-    def _enter(self, directory: Directory, again: bool, name: str, *, hidden: bool, afresh: bool) -> None:
-        """Go on below a directory; `afresh` looks at all that is in it."""
+    def _queue_child(
+        self, directory: Directory, is_recursive: bool, name: str, *, hidden: bool, looks_at_all: bool
+    ) -> None:
+        """Set up a subdirectory; if `looks_at_all`, look at everything in it later."""
         child = directory.enter(name)
         child.hidden = hidden
-        if len(child.path) > _LONGEST:
+        if len(child.path) > _MAX_PATH:
             self.incomplete = True
-            self._forget(directory, name)
-        elif afresh:
-            self._todo.append((child, None, again))
+            self._drop_child(directory, name)
+        elif looks_at_all:
+            self._queue.append((child, None, is_recursive))
 
-    def _forget(self, parent: Directory, name: str) -> None:
-        """Take back what was told below a path that has nothing below it any more."""
+    def _drop_child(self, parent: Directory, name: str) -> None:
+        """Cancel what was reported below a path that has nothing below it any more."""
         for directory in parent.drop(name):
-            for each in list(directory.states):
-                self._record(directory, each, None)
+            for entry in list(directory.states):
+                self._record(directory, entry, None)
 
     def _record(self, directory: Directory, name: str, state: str | None) -> None:
-        news = directory.record(name, state)
-        if news is not None:
-            self._news.append((news, directory.layer.root, join(directory.path, name)))
+        event = directory.record(name, state)
+        if event is not None:
+            self._untold.append((event, directory.layer.root, join(directory.path, name)))
 
-    def _deliver(self) -> None:
-        """Tell the news, after all bookkeeping: so a listener may call any method here."""
-        while self._news:
-            news = self._news.popleft()
-            if not self._is_listener_lost:
+    def _tell_listener(self) -> None:
+        """Tell the listener, after all bookkeeping: so the listener may call any method of this object."""
+        while self._untold:
+            event = self._untold.popleft()
+            if not self._has_listener_raised:
                 try:
-                    self._on_change(*news)
+                    self._on_change(*event)
                 except BaseException:
-                    self._is_listener_lost = True
+                    self._has_listener_raised = True
                     raise
 
 
 def state_of(layer: str, project: str, *, hidden: bool = False, altered: bool = False) -> str | None:
-    """Name what became of a path, given the kinds of entry in the layer and in the project; None: nothing.
+    """Return what became of a path, given its kinds in the layer and in the project; None if nothing.
 
-    `hidden`: something above in the layer covers the project, so what is only there is gone.
-    `altered`: of two directories, the layer's was made anew or has another mode; by itself, a
-    directory in the layer only means that something below it was touched.
+    `hidden`: a directory above it in the layer hides the project's, so an entry that only the project has is gone.
+    `altered`: if both are directories, the layer's is a new one or has another mode. Otherwise a directory in the layer
+    only means that something below it was changed.
     """
     if layer in (ABSENT, WHITEOUT):
-        covered = hidden or layer == WHITEOUT
-        return REMOVED if covered and project != ABSENT else None
+        is_removed = (hidden or layer == WHITEOUT) and project != ABSENT
+        return REMOVED if is_removed else None
     if project == ABSENT:
         return ADDED
     return None if layer == project == DIRECTORY and not altered else UPDATED
 
 
 def _open(top: int, path: str) -> int:
+    """Open a directory below another; return -1 if it has vanished."""
     try:
         return open_below(top, path)
     except OSError as problem:
@@ -364,6 +366,7 @@ def _open(top: int, path: str) -> int:
 
 
 def _entry(directory: int, name: str) -> tuple[str, int]:
+    """Return the kind and the mode of an entry; it is absent if the directory is -1."""
     status = stat_entry(directory, name) if directory >= 0 else None
     if status is None:
         return ABSENT, 0

@@ -22,7 +22,7 @@ from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError, Unavailable
 from fumehood.linux.bwrap import open_memory_file
 from fumehood.linux.cache import plain_file
-from fumehood.linux.confine import filter_for
+from fumehood.linux.confine import load_syscall_filter
 from fumehood.linux.libc import Closing
 from fumehood.linux.lock import Lock
 from fumehood.linux.nofollow import LISTING, open_below, open_top, remove_directory, remove_tree, split, stat_entry
@@ -424,7 +424,7 @@ def _start(host: Host, cache: str, tree: str, command: Sequence[str], proxy: str
     """
     assert host.bwrap is not None
     arguments = [host.bwrap.path, *_bwrap_arguments(host, tree, proxy)]
-    syscall_filter = filter_for(cache, unix_sockets=False, pretends_owners=True)
+    syscall_filter = load_syscall_filter(cache, unix_sockets=False, pretends_owners=True)
     with Closing(open_memory_file()) as file:
         os.write(file, syscall_filter)
         os.lseek(file, 0, os.SEEK_SET)

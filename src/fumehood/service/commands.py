@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, TypedDict, Unpack
 from fumehood.core.policy import FULL, NONE
 from fumehood.core.request import APPLY, BACKGROUND_AFTER, HOLD, Request, encode_text
 from fumehood.errors import RAISED_BY, BadRequest
-from fumehood.linux.monitor import watcher
+from fumehood.linux.monitor import watch_layers
 from fumehood.linux.process import CHANGES, KILL
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding_sink
 from fumehood.service.arguments import checks_arguments, in_our_words, is_path
@@ -241,7 +241,7 @@ class Commands:
             on_change = partial(loop.call_soon_threadsafe, call_in_loop)
         caller = Caller(
             stdin=dialogue, on_stdout=dialogue.sink("stdout"), on_stderr=dialogue.sink("stderr"),
-            watch=None if on_change is None else watcher(on_change), cancelled=cancelled, asks=asks,
+            watch=None if on_change is None else partial(watch_layers, on_change), cancelled=cancelled, asks=asks,
             terminal=own_terminal, partner=dialogue,
         )  # fmt: skip
         dialogue.attend(lambda: self._perform(request, caller))
@@ -355,7 +355,7 @@ def _caller(
         call_on_change = listener.queued(CHANGES, call_on_change)
     return Caller(
         stdin=command_input, on_stdout=sink("stdout"), on_stderr=sink("stderr"),
-        watch=None if call_on_change is None else watcher(call_on_change),
+        watch=None if call_on_change is None else partial(watch_layers, call_on_change),
         cancelled=noting_errors("cancelled", cancelled), asks=asks, partner=listener,
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from fumehood.core.value import Value
 from fumehood.errors import MORE_FILES, BadRequest, FumehoodError, LaunchFailed, NoDirectory, Unavailable
 from fumehood.linux.cache import plain_file
 from fumehood.linux.capture import BWRAP, COPY, KERNEL, Capture
-from fumehood.linux.confine import filter_for, must_scope_sockets, resource_limits
+from fumehood.linux.confine import load_syscall_filter, must_scope_sockets, resource_limits
 from fumehood.linux.launch import MAKE, Owner, Plan, RestartableSandbox, bubblewrap_arguments, owner_of
 from fumehood.linux.libc import InterruptsHeld, read, remove_file
 from fumehood.linux.mounts import Operation, Text, needs_bubblewrap
@@ -163,7 +163,7 @@ class Execution:
         if world.scratch is not None:
             environment = {**environment, **world.scratch.variables}
         visible = self._find_visible()
-        refused = filter_for(
+        refused = load_syscall_filter(
             self.hood.surroundings.cache, unix_sockets=visible.blocks_sockets,
             pretends_owners=world.pretends_owners(self.user),
         )

@@ -235,9 +235,9 @@ class LiveLine(StatusLine):
 
     def watch(self, layers: Sequence[Layer]) -> StoppableSource:
         """Start watching the layers."""
-        from fumehood.linux.monitor import watcher
+        from fumehood.linux.monitor import watch_layers
 
-        self._watched = watcher(self._show_path)(layers)
+        self._watched = watch_layers(self._show_path, layers)
         self.fileno = self._watched.fileno
         self.drain = self._watched.drain
         return self
