@@ -22,7 +22,7 @@ from fumehood.proxy.connections import Entry
 
 # ---- Pipes and sockets.
 
-SMALL_PIPE, LARGE_PIPE = 64 << 10, 1 << 20  # bytes; any pipe has the one, and may have the other without privilege
+SMALL_PIPE, LARGE_PIPE = 64 << 10, 1 << 20  # bytes: of every new pipe, and of one that may grow, without privilege
 _GROWS_AFTER = 256 << 10  # bytes that a pipe must have passed on before it becomes a large one
 # All pipes of a user together may have 64 MiB. Beyond that, every new pipe is tiny, other programs' too.
 _large_pipes = threading.BoundedSemaphore(32)

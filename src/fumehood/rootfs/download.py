@@ -56,9 +56,9 @@ class Fetcher:
         Until it is complete, the file has the checksum and ".part" as its name, so it is never taken for the whole one.
         """
         os.makedirs(folder, mode=0o700, exist_ok=True)
-        whole, part = f"{folder}/{sha256}", f"{folder}/{sha256}.part"
-        if os.path.exists(whole) and checksum(whole) == sha256:
-            return whole
+        complete, part = f"{folder}/{sha256}", f"{folder}/{sha256}.part"
+        if os.path.exists(complete) and checksum(complete) == sha256:
+            return complete
         resumed = os.path.exists(part)
         self._download(url, part)
         if checksum(part) != sha256:
@@ -68,8 +68,8 @@ class Fetcher:
                     f"{url} is not what it should be: its SHA-256 is wrong", hint="try again, or another mirror"
                 )
             return self.file(url, folder, sha256)  # the old part may have been the beginning of another version
-        os.replace(part, whole)
-        return whole
+        os.replace(part, complete)
+        return complete
 
     def _download(self, url: str, part: str) -> None:
         """Fetch until nothing is missing; when the connection is cut, go on from there."""

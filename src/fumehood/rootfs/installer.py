@@ -188,7 +188,7 @@ class Installer:
         tarball = self._fetcher.file(release.url, f"{self._cache}/downloads", sha256)
         with _NewTree(self._directory) as new_tree:
             self._tell("unpacking")
-            unpack(tarball, new_tree.tree)
+            unpack(tarball, new_tree.top)
             self._make_ready(new_tree, order, release.version)
             os.unlink(tarball)
             new_tree.move_into_place(name)
@@ -207,8 +207,8 @@ class Installer:
             )
         with _NewTree(self._directory) as new_tree:
             self._tell("unpacking")
-            unpack(tarball, new_tree.tree, self._machine)
-            release = _read_text(new_tree.tree, "etc/alpine-release")[:256].strip()
+            unpack(tarball, new_tree.top, self._machine)
+            release = _read_text(new_tree.top, "etc/alpine-release")[:256].strip()
             alpine_version = release if re.fullmatch(r"[0-9][0-9A-Za-z._]*", release) else ""
             name = order.name or _name_from_source(order.source, alpine_version)
             name = self._tree_name(order, alpine_version) if name == f"alpine-{alpine_version}" else name
@@ -220,7 +220,7 @@ class Installer:
 
     def _make_ready(self, new_tree: _NewTree, order: Order, version: str) -> None:
         """Make a tree ready for commands: mount points, packages, and last the mark that it is complete."""
-        tree, packages = new_tree.tree, (*packages_of(order.tier), *order.packages)
+        tree, packages = new_tree.top, (*packages_of(order.tier), *order.packages)
         _make_mount_points(tree)
         if not root_tree.has_programs(new_tree.path, tier=0):
             raise FumehoodError("what was unpacked is not a root tree: it has no /bin/sh", hint="nothing was installed")
@@ -336,11 +336,11 @@ class _NewTree:
     def __init__(self, directory: str) -> None:
         self._directory = directory
         self.path = f"{directory}/{_NEW}{secrets.token_hex(4)}"
-        self.tree = -1
+        self.top = -1  # a descriptor of it
 
     def __enter__(self) -> Self:
         os.mkdir(self.path, 0o700)
-        self.tree = open_top(self.path)
+        self.top = open_top(self.path)
         return self
 
     def move_into_place(self, name: str) -> None:
@@ -354,7 +354,7 @@ class _NewTree:
         os.rename(self.path, place)
 
     def __exit__(self, *_error: object) -> None:
-        os.close(self.tree)
+        os.close(self.top)
         remove_directory(self.path)
 
 

@@ -1,6 +1,6 @@
 """Root trees: what a command sees whose `/` is one, which trees are installed, and a project's layer over one.
 
-The command sees the project at /workspace, and other directories beside it. We look into a tree without leaving it:
+The command sees the project at /workspace, and other directories temporary it. We look into a tree without leaving it:
 links are followed as they would be by a command whose `/` the tree is.
 """
 
@@ -304,10 +304,10 @@ def current(directory: str) -> str:
 
 def set_current(directory: str, name: str) -> None:
     """Let `alpine` mean the tree with this name, in one step."""
-    beside = f"{directory}/.{CURRENT}-{os.getpid()}"
+    temporary = f"{directory}/.{CURRENT}-{os.getpid()}"
     try:
-        os.symlink(name, beside)
-        os.replace(beside, f"{directory}/{CURRENT}")
+        os.symlink(name, temporary)
+        os.replace(temporary, f"{directory}/{CURRENT}")
     except OSError as error:
         raise FumehoodError(
             f"`alpine` can't be made {name} in {directory}: {error.strerror}", hint=f"name it yourself: --root {name}"
@@ -386,17 +386,17 @@ class RootLayer:
         if os.path.isdir(self.path):
             return
         # Made apart and renamed, in one step: another first command may do the same at this moment.
-        beside = f"{self.path}.{os.getpid()}.{_thread.get_ident()}"
-        os.makedirs(beside, mode=0o700)
-        with open(f"{beside}/{BASE}", "w", encoding="utf-8", errors="surrogateescape") as file:
+        temporary = f"{self.path}.{os.getpid()}.{_thread.get_ident()}"
+        os.makedirs(temporary, mode=0o700)
+        with open(f"{temporary}/{BASE}", "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(base)
-        os.mkdir(f"{beside}/{UPPER}", 0o700)
-        os.chmod(f"{beside}/{UPPER}", 0o755)  # noqa: S103 - it is `/` for commands
+        os.mkdir(f"{temporary}/{UPPER}", 0o700)
+        os.chmod(f"{temporary}/{UPPER}", 0o755)  # noqa: S103 - it is `/` for commands
         try:
-            os.rename(beside, self.path)
+            os.rename(temporary, self.path)
         except OSError:
-            with Closing(open_top(os.path.dirname(beside))) as parent:
-                remove_tree(parent, os.path.basename(beside))
+            with Closing(open_top(os.path.dirname(temporary))) as parent:
+                remove_tree(parent, os.path.basename(temporary))
             if not os.path.isdir(self.path):
                 raise
 
