@@ -16,7 +16,7 @@ from fumehood import Policy, Sandbox
 from fumehood.core.policy import Limits, Rootfs
 from fumehood.errors import FumehoodError
 from fumehood.linux.confine import can_scope
-from fumehood.rootfs.tree import RootLayer
+from fumehood.rootfs.tree import RootLayer, layers_over
 from fumehood.service.opened import OpenedStore
 from patience import LONG_S
 
@@ -204,6 +204,16 @@ def test_two_first_commands_make_one_layer(test_directory: Path) -> None:
     other.release()
     assert other.take("alpine-2")
     other.release()
+
+
+def test_a_layer_that_a_killed_process_was_making_does_not_keep_its_tree(test_directory: Path) -> None:
+    layer = RootLayer(str(test_directory / "7"))
+    layer.take("alpine-1")
+    layer.release()
+    unfinished = test_directory / "8.1234.5678"
+    unfinished.mkdir()
+    (unfinished / "base").write_text("alpine-1")
+    assert layers_over(str(test_directory), "alpine-1") == ["7"]
 
 
 def test_a_workspace_is_a_project_with_runs_history_and_undo(cli: Cli, alpine: Path, test_directory: Path) -> None:

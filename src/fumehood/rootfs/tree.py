@@ -415,12 +415,15 @@ class RootLayer:
 
 
 def layers_over(layers: str, name: str) -> list[str]:
-    """Return the names of the layers in a directory that lie over the tree with this name."""
+    """Return the names of the layers in a directory that lie over the tree with this name.
+
+    A layer is named by the number of its project. A process that was killed while making one left another name.
+    """
     try:
         names = sorted(os.listdir(layers))
     except FileNotFoundError:
         return []
-    return [each for each in names if RootLayer(f"{layers}/{each}").base == name]
+    return [each for each in names if each.isdecimal() and RootLayer(f"{layers}/{each}").base == name]
 
 
 # ---- How a command that shares the host's network finds hosts by name: by the host's files, in place of the tree's.
