@@ -56,7 +56,7 @@ class Outbound:
         """Raise Denied unless the host is granted, or a person allows it now. No name server is asked.
 
         Raises Disconnected if the client did not wait for the person's answer: it may have sent the same request over
-        another connection. The client may also have left before its connection was served, because no slot was free.
+        another connection. The client may also have left before its connection was served, because there was no room.
         """
         entry.host, entry.port = host, port
         name = with_port(host, port)

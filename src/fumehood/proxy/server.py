@@ -122,7 +122,7 @@ class Proxy:
         self.audit = ConnectionAudit()
         self._stop_reader, self._stop_writer = os.pipe()
         self._is_stopping, self._is_over = threading.Event(), threading.Event()
-        self._slots = threading.Semaphore(MOST_CONNECTIONS)
+        self._room = threading.Semaphore(MOST_CONNECTIONS)
         self._lock = threading.Lock()
         self._served: dict[threading.Thread, _ServedClient] = {}
         self._thread: threading.Thread | None = None
@@ -207,7 +207,7 @@ class Proxy:
     def _serve_listeners(self, sockets: Sequence[socket.socket], targets: Mapping[socket.socket, Target]) -> None:
         """Serve all sockets until the proxy stops, and close them.
 
-        Those without a target are resolvers. They have a thread of their own, because names need no slot.
+        Those without a target are resolvers. They have a thread of their own, because queries need no room.
         """
         for each in sockets:
             each.setblocking(False)
@@ -237,37 +237,37 @@ class Proxy:
             self._hear_neighbours(sockets)
             for listener, target in targets.items():
                 if listener.fileno() in ready:
-                    while not self._take_slot():
+                    while not self._reserve_room():
                         if self._is_stopping.is_set():
                             return
                         self._hear_neighbours(sockets)
                     self._accept(listener, target)
 
-    def _take_slot(self) -> bool:
-        """Take a slot and return True; return False if none became free soon.
+    def _reserve_room(self) -> bool:
+        """Reserve room for a connection and return True; return False if no room became free soon.
 
         To make room, a client that seems to have gone is given up: nobody waits for its answer any more, but the host
         still gets what it sent. A client that closed the connection looks like one that has sent everything and
-        listens. So clients are given up only if another one needs the slot.
+        listens. So clients are given up only if another one needs the room.
         """
-        if self._slots.acquire(blocking=False):
+        if self._room.acquire(blocking=False):
             return True
         with self._lock:
             longest_idle = max(self._served.values(), key=lambda served: served.idle_s, default=None)
             if longest_idle is not None and longest_idle.idle_s > _GIVEN_UP_S:
                 longest_idle.is_given_up = True
                 longest_idle.stop_listening_to_host()
-        return self._slots.acquire(timeout=0.2)
+        return self._room.acquire(timeout=0.2)
 
     def _accept(self, listener: socket.socket, target: Target) -> None:
-        """Accept a connection, for which a slot was taken."""
+        """Accept a connection, for which room was reserved."""
         try:
             client, _ = listener.accept()
         except BlockingIOError:
-            self._slots.release()  # another proxy of the session accepted it
+            self._room.release()  # another proxy of the session accepted it
         except OSError:
             # It was withdrawn, or we have no more descriptors. The next one may be accepted.
-            self._slots.release()
+            self._room.release()
             time.sleep(0.01)
         else:
             self._serve_in_thread(client, target)
@@ -304,7 +304,7 @@ class Proxy:
         if endpoint not in self._target_at:
             self._refuse(client)
             client.close()
-        elif self._take_slot():
+        elif self._reserve_room():
             self._serve_in_thread(client, self._target_at[endpoint], is_ours=True)
         else:
             client.close()
@@ -341,7 +341,7 @@ class Proxy:
             served.client.close()
             if served.host is not None:
                 served.host.close()
-            self._slots.release()
+            self._room.release()
 
     def _refuse(self, client: socket.socket) -> None:
         """Record a connection as refused, and reset it: the nearest to a refusal once it was accepted."""
