@@ -252,7 +252,7 @@ def replace_by_copies(layers: Sequence[str]) -> None:
                     continue  # the other command is writing there; it is removed with the run's directory
         except OSError as error:
             raise FumehoodError(
-                f"cannot copy what the command wrote, of which another one has something open: {error.strerror}",
+                f"cannot copy what the command wrote, while another command has files of it open: {error.strerror}",
                 hint="nothing was taken over; end the other command, and run this one again",
             ) from error
 

@@ -117,27 +117,27 @@ class Sides:
         except OSError:
             return start
         try_exchange, encode, is_in_git = libc.try_exchange, os.fsencode, ".git/" in first.change.path
-        for at in range(start, len(steps)):
-            step = steps[at]
+        for index in range(start, len(steps)):
+            step = steps[index]
             change = step.change
             before = change.before
             if step.parent != parent or not step.is_plain or change.verdict != c.APPLIED or change.root != root:
-                return at
+                return index
             if before is None:
                 raise ValueError(f"a swap needs both versions: {step!r}")
             # This is checked before the swap, too: otherwise a program that writes the file again and again would find
             # our version there for a moment.
             if not _is_in_place(before, live, step.name) or (is_in_git and self.is_locked_by_git(live, step)):
-                return at
+                return index
             raw_name = encode(step.name)
             if not try_exchange(layer, live, raw_name):
-                return at
+                return index
             checks_writers = not even_open and before.kind == c.FILE
             status = stat_unless_written(layer, raw_name) if checks_writers else stat_entry(layer, step.name)
             is_locked = is_in_git and self.is_locked_by_git(live, step)
             if status is None or not is_same_version(before, status) or is_locked:
                 _exchange_back(self, step)
-                return at
+                return index
             before.links = status.st_nlink
             done.append((self, step))
         return len(steps)
