@@ -34,7 +34,7 @@ def parse(data: bytes) -> list[Entry] | None:
     git takes that for true.
     """
     try:
-        return _Parser(data).entries()
+        return _ConfigParser(data).entries()
     except _InvalidConfig:
         return None
 
@@ -85,7 +85,7 @@ def _text(raw: bytes) -> str:
     return raw.partition(b"\0")[0].decode("utf-8", "surrogateescape")
 
 
-class _Parser:
+class _ConfigParser:
     """One pass over one file. At the end of the file, every byte read is a newline."""
 
     def __init__(self, data: bytes) -> None:
