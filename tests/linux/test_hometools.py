@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood.core.masks import HOME, variables_for_tools
+from fumehood.core.masks import HOME_SECRETS, variables_for_tools
 from fumehood.linux.hometools import VisibleTools, find_tools
 from homes import Planted, plant
 from patience import let_time_pass
@@ -69,7 +69,7 @@ def leave_only(home: Path, answer: VisibleTools) -> None:
     for path, aim, _ in answer.links:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         os.symlink(aim, path)
-    for hidden in (*(home / one for one, _ in HOME), *map(Path, answer.masked)):
+    for hidden in (*(home / one for one, _ in HOME_SECRETS), *map(Path, answer.masked)):
         if hidden.is_dir():
             shutil.rmtree(hidden)
         elif hidden.exists():

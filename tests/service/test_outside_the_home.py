@@ -9,7 +9,7 @@ import pytest
 
 from conftest import need
 from fumehood import Policy, Sandbox
-from fumehood.core.masks import OUTSIDE, make_masks
+from fumehood.core.masks import SECRETS_OUTSIDE_HOME, make_masks
 from fumehood.service.provided import secret_paths_in_variables
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -59,8 +59,9 @@ def test_a_person_shows_it_again(elsewhere: Path, private: Path) -> None:
 
 
 def test_mail_is_hidden_from_everybody(sandbox: Sandbox) -> None:
-    assert {path for path, _ in OUTSIDE} <= set(make_masks(["/home/ada"], (), (), (), root=False).hidden)
-    there = [path for path, _ in OUTSIDE if os.path.isdir(path)]
+    masks = make_masks(["/home/ada"], (), (), (), as_root=False)
+    assert {path for path, _ in SECRETS_OUTSIDE_HOME} <= set(masks.hidden)
+    there = [path for path, _ in SECRETS_OUTSIDE_HOME if os.path.isdir(path)]
     need(bool(there), "no mail is kept here")
     assert sandbox.run(f"ls -d {' '.join(there)}").stdout == ""
 

@@ -82,7 +82,7 @@ def suspected_causes(
 def _masks_met(
     lines: Iterable[str], policy: Policy, home: str, secrets_elsewhere: Sequence[str], closed_paths: Sequence[str]
 ) -> Iterator[Blocked]:
-    masked = make_masks([home], (), policy.mask, policy.unmask, root=True)
+    masked = make_masks([home], (), policy.mask, policy.unmask, as_root=True)
     secrets_elsewhere = [path for path in secrets_elsewhere if path not in masked.shown]
     hidden = (*masked.hidden, *secrets_elsewhere, *closed_paths)
     missing_paths = _paths((line for line in lines if _MISSING.search(line)), home)

@@ -1,6 +1,6 @@
-"""What no command may read, with the reason for each path, and how a person adds to that or takes away.
+"""The paths that are masked, so that no command sees them, each with a reason; and what may be shown of a hidden home.
 
-And what it may see of a home that is hidden: where tools live there, and how an installation looks.
+A person can mask more paths, and unmask some. The functions that compare paths are here, too.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Mapping, Sequence
 
 
-def _pairs(table: dict[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
-    return tuple((path, why) for why, paths in table.items() for path in paths)
+def _with_reasons(paths_by_reason: dict[str, tuple[str, ...]]) -> tuple[tuple[str, str], ...]:
+    return tuple((path, reason) for reason, paths in paths_by_reason.items() for path in paths)
 
 
-# Paths by the reason why they are hidden. Below the home directory:
-HOME = _pairs({
+# The paths that are masked below each home directory.
+HOME_SECRETS = _with_reasons({
     "our own records": (".local/state/fumehood",),
     "our own data": (".local/share/fumehood",),
     "our own settings": (".config/fumehood",),
@@ -63,8 +63,8 @@ HOME = _pairs({
     ),
 })  # fmt: skip
 
-# Everybody else is kept from these by their modes; root is not.
-SYSTEM = _pairs({
+# The modes of these protect them from everybody but root.
+SYSTEM_SECRETS = _with_reasons({
     "passwords": (
         "/etc/shadow", "/etc/shadow-", "/etc/gshadow", "/etc/gshadow-", "/etc/security/opasswd",
         "/etc/NetworkManager/system-connections", "/var/lib/sss",
@@ -82,21 +82,21 @@ SYSTEM = _pairs({
     "other people's jobs": ("/var/spool/cron",),
 })  # fmt: skip
 
-# Settings and state of services. Besides the above, whatever only root may read there is hidden from root's commands.
+# Settings and state of services. Besides the above, root's commands see nothing there that only root may read.
 SERVICES = ("/etc", "/var")
 
-# A person's own, outside of their home: its mode keeps it from others, and not from their commands.
-OUTSIDE = _pairs({
+# What belongs to a person outside of their home: its mode protects it from others, but not from the person's commands.
+SECRETS_OUTSIDE_HOME = _with_reasons({
     "mail": ("/var/mail", "/var/spool/mail"),
     "what a program had in memory as it crashed": (
         "/var/crash", "/var/lib/systemd/coredump", "/var/lib/apport/coredump", "/var/cache/abrt", "/var/spool/abrt",
     ),
 })  # fmt: skip
-# Where people leave files between two starts of the machine: a command has its own.
+# People leave files there between two starts of the machine; a command has a directory of its own instead.
 VAR_TMP = "/var/tmp"  # noqa: S108 - the host's
 
-# What `/proc` would tell of others; the rest (kcore, kmsg, kallsyms, …) the kernel closes to who lacks capabilities.
-PROC = _pairs({
+# What `/proc` tells about others. The kernel closes the rest (kcore, kmsg, kallsyms, …) to all without capabilities.
+PROC_SECRETS = _with_reasons({
     "the names of keys in keyrings": ("/proc/keys",),
     "the machine's controls": ("/proc/scsi",),
     "what others wait for, by name": ("/proc/timer_list",),
@@ -104,16 +104,16 @@ PROC = _pairs({
     "what others wait for": ("/proc/latency_stats",),
 })  # fmt: skip
 
-# Entries of `/` that are made anew for each command, or left empty.
+# Entries of `/` that are made anew for each command, or are empty for it.
 UNSEEN = frozenset({"/boot", "/dev", "/lost+found", "/proc", "/run", "/sys", "/tmp"})  # noqa: S108 - the host's
-# Of these a command has its own, and nothing of the host's whatever is unmasked.
+# Those among them that a command always has of its own: nothing of the host's is shown there, even if it is unmasked.
 FRESH = frozenset({"/dev", "/proc", "/sys", "/tmp"})  # noqa: S108 - the host's
-# Directories of homes, of which a command sees its own only.
+# Homes, and directories of homes: a command sees only its own home.
 HOMES = frozenset({"/home", "/root", "/var/home", "/export/home"})
 
 
 class Masks(Value):
-    """What is hidden: absolute paths, what is shown whatever hides it, and paths below every root."""
+    """The masked paths: absolute ones, those that are shown although they are masked, and paths below every root."""
 
     hidden: tuple[str, ...]
     shown: tuple[str, ...] = ()
@@ -121,48 +121,54 @@ class Masks(Value):
 
 
 def make_masks(
-    homes: Sequence[str], own: Iterable[str], mask: Iterable[str], unmask: Iterable[str], *, root: bool
+    homes: Sequence[str], own: Iterable[str], mask: Iterable[str], unmask: Iterable[str], *, as_root: bool
 ) -> Masks:
-    """Put together what a command may not read; the first of the homes is the one that `~` means.
+    """Return the masks of a command, which may run as root; `~` means the first of the homes.
 
-    A person's path begins with `/` or `~/`, or is relative: then it is meant below every root, like `.env`.
+    `own` are Fumehood's own directories. `mask` and `unmask` are a person's. Their paths begin with `/` or `~/`, or are
+    relative to every root, like `.env`.
     """
     home = homes[0]
-    hidden = [*own, *(f"{each}/{path}" for each in homes for path, _ in HOME), *(path for path, _ in OUTSIDE)]
-    if root:
-        hidden += [path for path, _ in SYSTEM]
-    added = [_absolute(path, home) for path in mask]
-    allowed = [_absolute(path, home) for path in unmask]
-    hidden += [path for path in added if path.startswith("/")]
-    hidden = [path for path in dict.fromkeys(hidden) if path not in allowed]
+    hidden = [*own, *(f"{each}/{path}" for each in homes for path, _ in HOME_SECRETS)]
+    hidden += [path for path, _ in SECRETS_OUTSIDE_HOME]
+    if as_root:
+        hidden += [path for path, _ in SYSTEM_SECRETS]
+    masked = [_expand_home(path, home) for path in mask]
+    unmasked = [_expand_home(path, home) for path in unmask]
+    hidden += [path for path in masked if path.startswith("/")]
     return Masks(
-        hidden=tuple(hidden),
-        shown=tuple(path for path in dict.fromkeys(allowed) if path.startswith("/")),
-        in_roots=tuple(path for path in dict.fromkeys(added) if not path.startswith("/") and path not in allowed),
+        hidden=tuple(path for path in dict.fromkeys(hidden) if path not in unmasked),
+        shown=tuple(path for path in dict.fromkeys(unmasked) if path.startswith("/")),
+        in_roots=tuple(path for path in dict.fromkeys(masked) if not path.startswith("/") and path not in unmasked),
     )
 
 
 def moved_secrets(environment: Mapping[str, str]) -> list[str]:
-    """Return where variables put what is hidden in a home: it is as secret elsewhere.
+    """Return the places to which variables move what is masked in a home: it is as secret there.
 
-    Settings are not among it: of those, only what is secret in them is kept from commands.
+    Settings are not among them: only what is secret in settings is kept from commands.
     """
-    paths = [path for name in MOVED_SECRETS if name not in _SETTINGS for path in paths_in(environment, name)]
-    places = [(variable, place) for variable, place, _ in TOOL_HOMES if place]
-    for variable, place in (*places, *((variable, place) for place, variable in MOVABLE)):
-        for moved in paths_in(environment, variable):
-            paths += [moved.rstrip("/") + path[len(place) :] for path, _ in HOME if is_below(path, place)]
-    # One name alone is a directory of the system's: a mistake there would hide all of it.
+    paths = [
+        path
+        for name in SECRET_PATH_VARIABLES if name not in _SETTINGS_VARIABLES
+        for path in paths_in_variable(environment, name)
+    ]  # fmt: skip
+    usual_places = [(variable, place) for variable, place, _ in TOOL_HOMES if place]
+    usual_places += [(variable, place) for place, variable in MOVABLE_DIRECTORIES]
+    for variable, place in usual_places:
+        for moved in paths_in_variable(environment, variable):
+            paths += [moved.rstrip("/") + path[len(place) :] for path, _ in HOME_SECRETS if is_below(path, place)]
+    # A single name is a directory of the system: because of a mistake, all of it would be masked.
     return [path for path in dict.fromkeys(path.rstrip("/") for path in paths) if path.count("/") > 1]
 
 
-def paths_in(environment: Mapping[str, str], variable: str) -> list[str]:
+def paths_in_variable(environment: Mapping[str, str], variable: str) -> list[str]:
     """Return the absolute paths that a variable holds."""
     value = environment.get(variable)
-    return [path for path in value.split(":") if path.startswith("/")] if value else []  # mostly it is not set
+    return [path for path in value.split(":") if path.startswith("/")] if value else []  # most are not set
 
 
-def _absolute(path: str, home: str) -> str:
+def _expand_home(path: str, home: str) -> str:
     path = path.rstrip("/")
     return home + path[1:] if path == "~" or path.startswith("~/") else path.removeprefix("./")
 
@@ -178,7 +184,7 @@ def is_in(path: str, directories: Iterable[str]) -> bool:
 
 
 def innermost(path: str, directories: Container[str]) -> str | None:
-    """Return the innermost of some directories that a path is, or lies in, however many they are."""
+    """Return the innermost of some directories that a path is or lies in, or None; their number costs no time."""
     while path:
         if path in directories:
             return path
@@ -188,36 +194,37 @@ def innermost(path: str, directories: Container[str]) -> str | None:
 
 def with_parents(paths: Iterable[str]) -> frozenset[str]:
     """Return some paths and every directory around them."""
-    ways = {"/"}
+    all_paths = {"/"}
     for path in paths:
-        way = path
-        while way and way not in ways:
-            ways.add(way)
-            way = way.rpartition("/")[0]
-    return frozenset(ways)
+        parent = path
+        while parent and parent not in all_paths:
+            all_paths.add(parent)
+            parent = parent.rpartition("/")[0]
+    return frozenset(all_paths)
 
 
 def paths_inside(paths: Iterable[str], directories: Sequence[str]) -> tuple[str, ...]:
     """Return those paths that lie inside one of some directories."""
-    return tuple(path for path in paths if any(is_below(path, one) for one in directories))
+    return tuple(path for path in paths if any(is_below(path, directory) for directory in directories))
 
 
 def mask_reason(path: str, home: str) -> str:
-    """Say why a path is masked, for a person who asks."""
-    for prefix, table in ((f"{home}/", HOME), ("", OUTSIDE), ("", SYSTEM), ("", PROC)):
-        for entry, why in table:
-            if path == prefix + entry or is_below(path, prefix + entry):
-                return why
+    """Return why a path is masked, in words for people."""
+    tables = ((f"{home}/", HOME_SECRETS), ("", SECRETS_OUTSIDE_HOME), ("", SYSTEM_SECRETS), ("", PROC_SECRETS))
+    for prefix, table in tables:
+        for masked, reason in table:
+            if is_in(path, (prefix + masked,)):
+                return reason
     return "you masked it"
 
 
 class Sight(Value):
     """What decides how much of the host a command sees.
 
-    `homes` are where the command's user is at home, by real path, the one that HOME names first. `points` is where
-    something else will be mounted: the roots first of all. `hidden` are masked paths, `shown` those that a person
-    unmasked, `added` what else of the homes a person shows. `variables` are the person's own that tell where tools
-    are; none where the homes are visible. `user` is whom the command runs as.
+    `homes` are the real paths of the home of the command's user; the first is the one that HOME names. `points` are
+    paths where something else will be mounted, first of all the roots. `hidden` are masked paths, `shown` those that a
+    person unmasked, `added` other parts of the homes that a person shows. `variables` are the person's own that say
+    where tools are; there are none if the homes are visible. `user` is the user that the command runs as.
     """
 
     homes: tuple[str, ...]
@@ -227,41 +234,14 @@ class Sight(Value):
     added: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     is_home_hidden: bool = False
-    is_locked: bool = True  # in a user namespace, what has mounts inside can't be overlaid
+    is_locked: bool = True  # the command is in a user namespace: a directory with mounts inside can't be overlaid
     user: int | None = None
 
 
-# Where tools live in a home, and how an installation looks: tables for `linux/hometools.py`, which reads the disk.
-#
-# All of them name what may be shown. Only the last ones name secrets: those that lie inside of what is shown.
+# The variables that say where tools and settings are. Most of these tables name what may be shown of a home; only the
+# last ones name secrets. `core/installations.py` has how an installation looks.
 
-# Below a home, shared by too many to be shown whole, whatever lies in them.
-COMMON = frozenset({"", ".cache", ".config", ".local", ".local/lib", ".local/share", ".local/state", "bin"})
-# Directories that hold programs, and whose parent may be an installation.
-PROGRAMS = frozenset({"bin", "condabin", "libexec", "sbin", "shims", "Scripts"})
-# One of these makes a directory an installation, if nothing speaks against it.
-SIGNS = frozenset({"include", "jre", "lib", "lib64", "libexec", "pyvenv.cfg", "release", "specifications"})
-CONDA = "conda-meta"
-# One of these makes a directory whose name begins with a dot a version manager's, which often is a clone of its source.
-MANAGERS = frozenset({"candidates", "installs", "node-versions", "nvm.sh", "shims", "toolchains", "versions"})
-# An installation has nothing else than these, unless its maker's licence or version is in it.
-PARTS = frozenset({
-    "BUILD", "CACHEDIR.TAG", "bin", "conf", "doc", "docs", "etc", "extensions", "gems", "include", "jmods", "jre",
-    "legal", "lib", "lib32", "lib64", "libexec", "man", "pipx_metadata.json", "pyvenv.cfg", "sbin", "share",
-    "specifications", "uv-receipt.toml",
-})  # fmt: skip
-LICENCES = ("COPYING", "LICENCE", "LICENSE", "NOTICE")
-VERSIONS = frozenset({"VERSION", "build.txt", "release"})
-# Somebody works here.
-VERSIONED = frozenset({".git", ".hg", ".jj", ".svn"})
-SOURCE = VERSIONED | {
-    ".env", ".envrc", "CMakeLists.txt", "Cargo.toml", "Gemfile", "Makefile", "build.gradle", "go.mod",
-    "package.json", "pom.xml", "pyproject.toml", "setup.py",
-}  # fmt: skip
-# Of a virtual environment in somebody's work, only these are shown.
-ENVIRONMENT = ("bin", "lib", "lib64", "pyvenv.cfg")
-
-# A variable, the usual place, and what of it is shown: `.` is the whole, if it looks like an installation.
+# A variable, the usual place, and the parts that are shown: `.` is the whole, if it looks like an installation.
 TOOL_HOMES: tuple[tuple[str, str, str], ...] = (
     ("PYTHONUSERBASE", ".local", "bin lib lib64 libexec"),
     ("ANDROID_HOME", "Android/Sdk", "build-tools cmdline-tools licenses ndk platform-tools platforms"),
@@ -305,7 +285,7 @@ TOOL_HOMES: tuple[tuple[str, str, str], ...] = (
     ("UV_PYTHON_INSTALL_DIR", "", "cpython-* pypy-*"),
     ("", ".local/share/uv", "python tools"),
     ("VOLTA_HOME", ".volta", "bin layout.v* tools"),
-    # What was fetched before, for builds without network.
+    # Packages that were fetched before, for builds without network.
     ("GRADLE_USER_HOME", ".gradle", "caches jdks wrapper"),
     ("", ".m2", "repository wrapper"),
     ("", ".ivy2", "cache local"),
@@ -319,50 +299,28 @@ TOOL_HOMES: tuple[tuple[str, str, str], ...] = (
     ("", ".cache", "Cypress bazelisk ms-playwright node/corepack puppeteer selenium"),
 )
 # Variables that name one installation each.
-INSTALLATIONS = (
+INSTALLATION_VARIABLES = (
     "ANT_HOME", "CONDA_PREFIX", "GOROOT", "GRAALVM_HOME", "GRADLE_HOME", "JAVA_HOME", "JDK_HOME", "KOTLIN_HOME",
     "M2_HOME", "MAVEN_HOME", "OPAM_SWITCH_PREFIX", "PYTHONHOME", "SCALA_HOME", "SPARK_HOME", "VIRTUAL_ENV",
 )  # fmt: skip
 # Variables that name one program each.
-SINGLE_PROGRAMS = ("CONDA_EXE", "MAMBA_EXE")
-# Variables that name directories of libraries, and what such directories are called.
-LIBRARIES = ("LD_LIBRARY_PATH", "NODE_PATH", "PERL5LIB", "PYTHONPATH", "TERMINFO")
-LIBRARY_NAMES = frozenset({"lib", "lib32", "lib64", "node_modules", "site-packages", "terminfo"})
-# Settings without secrets that many programs read, or that say which version of a tool is meant.
-SETTINGS = (".config/fontconfig", ".fonts", ".inputrc", ".local/share/fonts", ".terminfo", ".tool-versions")
-# Where tools keep the virtual environments of all projects: a project sees its own.
-ENVIRONMENTS = (
+PROGRAM_VARIABLES = ("CONDA_EXE", "MAMBA_EXE")
+# Variables that name directories of libraries.
+LIBRARY_VARIABLES = ("LD_LIBRARY_PATH", "NODE_PATH", "PERL5LIB", "PYTHONPATH", "TERMINFO")
+# Places where tools keep the virtual environments of all projects; a project sees its own.
+ENVIRONMENT_COLLECTIONS = (
     ("WORKON_HOME", ".virtualenvs"),
     ("WORKON_HOME", ".local/share/virtualenvs"),
     ("POETRY_VIRTUALENVS_PATH", ".cache/pypoetry/virtualenvs"),
 )
-# Directories that hold installations, maybe one level further down.
-COLLECTIONS = frozenset({
-    "candidates", "envs", "image", "installs", "node-versions", "py", "python", "toolchains", "tools", "venvs",
-    "versions",
-})  # fmt: skip
-MOVABLE = (
+# Directories of a home that variables can move elsewhere.
+MOVABLE_DIRECTORIES = (
     (".local/share", "XDG_DATA_HOME"), (".config", "XDG_CONFIG_HOME"), (".cache", "XDG_CACHE_HOME"),
     (".local/state", "XDG_STATE_HOME"),
 )  # fmt: skip
 
-# Secrets inside of an installation, in it or in its `etc` or `conf`.
-PRIVATE = frozenset({
-    ".condarc", ".git-credentials", ".mambarc", ".netrc", ".npmrc", ".pypirc", ".yarnrc.yml", "auth.json",
-    "auth.toml", "condarc", "gradle.properties", "npmrc", "pip.conf", "settings-security.xml", "settings.xml",
-})  # fmt: skip
-PRIVATE_WORDS = ("credential", "history", "passw", "secret", "token")
-PRIVATE_STARTS = (".env", "id_dsa", "id_ecdsa", "id_ed25519", "id_rsa")
-PRIVATE_ENDS = (".jks", ".kdbx", ".key", ".keystore", ".p12", ".pfx")
-# What installers write down of how they were called, with the addresses that packages came from: in an installation
-# itself by these ends, and further down by name. It is hidden where credentials are in it.
-TEXTS = (".cfg", ".conf", ".ini", ".json", ".properties", ".toml", ".txt", ".xml", ".yaml", ".yml")
-RECORDS = ("conda-meta/history", "pkgs/urls", "pkgs/urls.txt", ".git/config")
-CONDA_TOKEN = "/t/"  # noqa: S105 - what stands before one
-# What is run when an environment is entered: the place that manuals name for its secrets.
-HOOKS = ("bin/postactivate", "bin/preactivate", "conda-meta/state", "etc/conda/activate.d/env_vars.sh")
-# Variables that say where secrets are; whatever is shown, they are not.
-MOVED_SECRETS = (
+# Variables that say where secrets are: these are never shown.
+SECRET_PATH_VARIABLES = (
     "ANSIBLE_VAULT_PASSWORD_FILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AZURE_CONFIG_DIR",
     "BORG_KEY_FILE", "BUNDLE_USER_CONFIG", "CLAUDE_CONFIG_DIR", "CLOUDSDK_CONFIG", "CODEX_HOME", "CONDARC",
     "COPILOT_HOME", "DOCKER_CONFIG", "GEMINI_CLI_HOME", "GH_CONFIG_DIR", "GIT_CONFIG_GLOBAL", "GNUPGHOME",
@@ -372,23 +330,23 @@ MOVED_SECRETS = (
     "SOPS_AGE_KEY_FILE", "SQLITE_HISTORY", "TF_CLI_CONFIG_FILE", "UV_CONFIG_FILE", "XAUTHORITY",
     "npm_config_globalconfig", "npm_config_userconfig",
 )  # fmt: skip
-# Variables that say where settings are.
-_SETTINGS = (
+# Variables that say where settings are, or which ones are read.
+_SETTINGS_VARIABLES = (
     "XDG_CONFIG_HOME", "GIT_CONFIG_GLOBAL", "PIP_CONFIG_FILE", "UV_CONFIG_FILE", "UV_NO_CONFIG", "GOENV",
     "npm_config_userconfig", "NPM_CONFIG_USERCONFIG", "npm_config_globalconfig", "NPM_CONFIG_GLOBALCONFIG",
     "YARN_RC_FILENAME", "CARGO_HOME", "HGRCPATH", "JJ_CONFIG",
 )  # fmt: skip
-_VARIABLES = tuple(
+_TOOL_VARIABLES = tuple(
     dict.fromkeys(
         (
-            "PATH", *(variable for _, variable in MOVABLE), *(row[0] for row in TOOL_HOMES if row[0]),
-            *(variable for variable, _ in ENVIRONMENTS), *INSTALLATIONS, *LIBRARIES, *SINGLE_PROGRAMS,
-            *MOVED_SECRETS, *_SETTINGS,
+            "PATH", *(variable for _, variable in MOVABLE_DIRECTORIES), *(row[0] for row in TOOL_HOMES if row[0]),
+            *(variable for variable, _ in ENVIRONMENT_COLLECTIONS), *INSTALLATION_VARIABLES, *LIBRARY_VARIABLES,
+            *PROGRAM_VARIABLES, *SECRET_PATH_VARIABLES, *_SETTINGS_VARIABLES,
         )
     )
 )  # fmt: skip
 
 
 def variables_for_tools(environment: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return the variables on which it depends what of a home is shown, as a key to keep the answer by."""
-    return tuple((name, environment[name]) for name in _VARIABLES if environment.get(name))
+    """Return the variables that decide which parts of a home are shown; the answer is kept under them as a key."""
+    return tuple((name, environment[name]) for name in _TOOL_VARIABLES if environment.get(name))

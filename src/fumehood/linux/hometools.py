@@ -2,8 +2,8 @@
 
 A directory on `PATH` is shown with the installation it belongs to. From there, links, the first lines of scripts and
 `pyvenv.cfg` lead to more. Places that are not found in this way, and variables that name some, are listed in
-`core/masks.py`. Files that a command may have written are not followed, except to the Python that a virtual environment
-is based on.
+`core/masks.py`; `core/installations.py` lists how an installation looks. Files that a command may have written are not
+followed, except to the Python that a virtual environment is based on.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 import stat
 from binascii import b2a_base64
 
-from fumehood.core import masks as tables
+from fumehood.core import installations, masks
 from fumehood.core.environment import has_known_token
-from fumehood.core.masks import HOME, is_below
+from fumehood.core.masks import HOME_SECRETS, is_below
 from fumehood.core.package_settings import addresses_in, may_hold_secret
 from fumehood.core.value import Value
 from fumehood.linux.cache import Lookup, Snapshot, plain_file
@@ -87,9 +87,11 @@ class Homes:
         self._environment = environment
         self._written = tuple(f"{place}/" for place in written)
         self._settings = {*self._places([".config"]), *self._paths_in_variable("XDG_CONFIG_HOME")}
-        self.common = set(self._places(tables.COMMON))  # too many programs share these to show them whole
-        self.common.update(place for _, variable in tables.MOVABLE for place in self._paths_in_variable(variable))
-        moved = {place for name in tables.MOVED_SECRETS for place in self._paths_in_variable(name)}
+        # Too many programs share these to show them whole.
+        self.common = set(self._places(installations.SHARED_DIRECTORIES))
+        for _, variable in masks.MOVABLE_DIRECTORIES:
+            self.common.update(self._paths_in_variable(variable))
+        moved = {place for name in masks.SECRET_PATH_VARIABLES for place in self._paths_in_variable(name)}
         self.moved_secrets = {place for place in moved if not self._is_shared(place)}
         self._hidden = tuple(f"{place}/" for place in (*hidden, *self._masked_by_name(), *self.moved_secrets))
         self._installations_left = _MOST_INSTALLATIONS
@@ -97,7 +99,7 @@ class Homes:
 
     def values(self, variable: str) -> list[str]:
         """Return the absolute paths that a variable holds."""
-        return tables.paths_in(self._environment, variable)
+        return masks.paths_in_variable(self._environment, variable)
 
     def _places(self, places: Iterable[str]) -> Iterator[str]:
         """Yield places in the homes, each by its name and by its real path."""
@@ -111,7 +113,7 @@ class Homes:
 
     def usual_place(self, home: str, place: str) -> str:
         """Return the path of a usual place in a home, or the path that a variable says instead."""
-        for folder, variable in tables.MOVABLE:
+        for folder, variable in masks.MOVABLE_DIRECTORIES:
             if is_below(place, folder) and (paths := self.values(variable)):
                 return paths[0] + place[len(folder) :]
         return f"{home}/{place}"
@@ -119,7 +121,7 @@ class Homes:
     def _masked_by_name(self) -> Iterator[str]:
         """Yield the masked paths in the homes, and the targets of those that are links."""
         for home in self.homes:
-            for place, _ in HOME:
+            for place, _ in HOME_SECRETS:
                 yield f"{home}/{place}"
                 folder, _, name = place.rpartition("/")
                 real_folder = self.disk.resolve(f"{home}/{folder}")[0]
@@ -169,25 +171,26 @@ class Homes:
         if path in self.common or os.path.dirname(path) in self._settings or not self.can_show(path):
             return False
         names = self.disk.listing(path)
-        is_manager = not tables.MANAGERS.isdisjoint(names)
-        if not tables.SOURCE.isdisjoint(names):
+        is_manager = not installations.MANAGER_SIGNS.isdisjoint(names)
+        if not installations.WORK_SIGNS.isdisjoint(names):
             return is_manager and os.path.basename(path).startswith(".")
         if self.is_writable_by_commands(path) or any(place.startswith(f"{path}/") for place in self._written):
             return False
-        if tables.CONDA in names or (is_manager and "/." in self.describe(path)):
+        if installations.CONDA_SIGN in names or (is_manager and "/." in self.describe(path)):
             return True
         # Its maker's licence or version file is in it, or nothing but parts of an installation.
         files = [name for name, kind in names.items() if kind != "d"]
-        has_makers_file = any(name in tables.VERSIONS or name.startswith(tables.LICENCES) for name in files)
-        has_only_parts = all(name in tables.PARTS or name.startswith(".") for name in names)
-        return not tables.SIGNS.isdisjoint(names) and (has_makers_file or has_only_parts)
+        has_version_file = not installations.VERSION_FILES.isdisjoint(files)
+        has_makers_file = has_version_file or any(name.startswith(installations.LICENCE_STARTS) for name in files)
+        has_only_parts = all(name in installations.INSTALLATION_PARTS or name.startswith(".") for name in names)
+        return not installations.INSTALLATION_SIGNS.isdisjoint(names) and (has_makers_file or has_only_parts)
 
     def holds_programs(self, path: str) -> bool:
         """Return True if a directory is for programs: by its name, or because most of its files are programs."""
         names = self.disk.listing(path)
-        if not tables.VERSIONED.isdisjoint(names) or os.path.dirname(path) in self._settings:
+        if not installations.REPOSITORY_SIGNS.isdisjoint(names) or os.path.dirname(path) in self._settings:
             return False
-        if os.path.basename(path) in tables.PROGRAMS:
+        if os.path.basename(path) in installations.PROGRAM_DIRECTORIES:
             return True
         files = [name for name, kind in sorted(names.items()) if kind == "f"][:_MOST_SAMPLE_FILES]
         executable = [name for name in files if self.disk.mode(f"{path}/{name}") & 0o111]
@@ -215,12 +218,13 @@ class Homes:
             self._installations_left -= 1
             path, depth = waiting.pop()
             names = self.disk.listing(path)
-            is_collection = os.path.basename(path) in tables.COLLECTIONS or (depth > 0 and "bin" not in names)
+            is_collection = os.path.basename(path) in installations.COLLECTION_DIRECTORIES
+            is_collection = is_collection or (depth > 0 and "bin" not in names)
             if not is_collection:
                 secrets += self._secrets_of(path, names)
-            is_manager = tables.CONDA in names or not tables.MANAGERS.isdisjoint(names)
+            is_manager = installations.CONDA_SIGN in names or not installations.MANAGER_SIGNS.isdisjoint(names)
             for name, kind in sorted(names.items()) if depth < _DEEPEST else ():
-                if kind == "d" and (is_collection or (is_manager and name in tables.COLLECTIONS)):
+                if kind == "d" and (is_collection or (is_manager and name in installations.COLLECTION_DIRECTORIES)):
                     waiting.append((f"{path}/{name}", depth + 1))
                 elif kind == "l" and is_collection:
                     links.append(f"{path}/{name}")
@@ -231,16 +235,17 @@ class Homes:
             for name, kind in self.disk.listing(folder).items():
                 if kind == "d":
                     continue
-                is_private = name in tables.PRIVATE or name.startswith(tables.PRIVATE_STARTS)
-                is_private = is_private or name.endswith(tables.PRIVATE_ENDS)
-                if not is_private and any(word in name.lower() for word in tables.PRIVATE_WORDS):
+                is_private = name in installations.SECRET_FILES or name.startswith(installations.SECRET_STARTS)
+                is_private = is_private or name.endswith(installations.SECRET_ENDS)
+                if not is_private and any(word in name.lower() for word in installations.SECRET_WORDS):
                     is_private = not self.disk.mode(f"{folder}/{name}") & 0o111  # `secret-tool` is a program
                 if is_private:
                     yield f"{folder}/{name}"
-        if "pyvenv.cfg" in names or tables.CONDA in names:
-            yield from (f"{path}/{hook}" for hook in tables.HOOKS if self.disk.exists(f"{path}/{hook}"))
-        records = [name for name, kind in names.items() if kind == "f" and name.endswith(tables.TEXTS)]
-        records += [record for record in tables.RECORDS if record.partition("/")[0] in names]
+        if "pyvenv.cfg" in names or installations.CONDA_SIGN in names:
+            hooks = [f"{path}/{hook}" for hook in installations.ENVIRONMENT_HOOKS]
+            yield from filter(self.disk.exists, hooks)
+        records = [name for name, kind in names.items() if kind == "f" and name.endswith(installations.RECORD_ENDS)]
+        records += [record for record in installations.RECORD_PATHS if record.partition("/")[0] in names]
         yield from (f"{path}/{record}" for record in records if self._holds_secret(f"{path}/{record}"))
 
     def is_script_with_token(self, path: str) -> bool:
@@ -258,7 +263,7 @@ class Homes:
         content = plain_file(path, most=_LONGEST_RECORD) or b""
         text = os.fsdecode(content)
         # conda puts a token into the path of an address.
-        has_token = any(tables.CONDA_TOKEN in address for address in addresses_in(text))
+        has_token = any(installations.CONDA_TOKEN_PREFIX in address for address in addresses_in(text))
         return len(content) >= _LONGEST_RECORD or has_token or may_hold_secret(text)
 
 
@@ -280,29 +285,29 @@ class _ToolSearch:
 
     def show_variables(self) -> None:
         """Show the installations, libraries and single programs that variables name."""
-        for name in tables.INSTALLATIONS:
+        for name in masks.INSTALLATION_VARIABLES:
             for path in self.homes.values(name):
                 self.show_programs(f"{path}/bin", name)
                 real = self._follow(path, name)
                 if real and self.homes.is_installation(real):
                     self._add(real, name)
-        for name in tables.LIBRARIES:
+        for name in masks.LIBRARY_VARIABLES:
             for path in self.homes.values(name):
                 real = self._follow(path, name)
                 above, _, last = real.rpartition("/")
                 if real and self.homes.is_installation(above):
                     self._add(above, name)
-                elif last in tables.LIBRARY_NAMES and not self.homes.is_writable_by_commands(real):
+                elif last in installations.LIBRARY_DIRECTORIES and not self.homes.is_writable_by_commands(real):
                     self._show_part(real, name)
-        for name in tables.SINGLE_PROGRAMS:
+        for name in masks.PROGRAM_VARIABLES:
             for path in self.homes.values(name):
                 self._show_program(path, name)
 
     def show_tool_homes(self, home: str) -> None:
         """Show the parts of a home that known tools have as their own."""
-        for place in tables.SETTINGS:
+        for place in installations.HARMLESS_SETTINGS:
             self._show_part(self.homes.usual_place(home, place), "settings of programs")
-        for variable, place, parts in tables.TOOL_HOMES:
+        for variable, place, parts in masks.TOOL_HOMES:
             paths, why = self.homes.values(variable), variable
             if not paths and place:
                 paths, why = [self.homes.usual_place(home, place)], f"tools in ~/{place}"
@@ -326,14 +331,14 @@ class _ToolSearch:
 
     def _show_part(self, path: str, why: str) -> None:
         real = self._follow(path, why)
-        if not real or not tables.VERSIONED.isdisjoint(self._disk.listing(real)):
+        if not real or not installations.REPOSITORY_SIGNS.isdisjoint(self._disk.listing(real)):
             return
-        if self._add(real, why) and os.path.basename(real) in tables.PROGRAMS:
+        if self._add(real, why) and os.path.basename(real) in installations.PROGRAM_DIRECTORIES:
             self._waiting.append((real, why))
 
     def show_environments(self, home: str, roots: Sequence[str]) -> None:
         """Show the virtual environments that tools keep in the home for a root."""
-        for variable, place in tables.ENVIRONMENTS:
+        for variable, place in masks.ENVIRONMENT_COLLECTIONS:
             for path in self.homes.values(variable) or [self.homes.usual_place(home, place)]:
                 collection = self._follow(path, variable)
                 names = self._disk.listing(collection) if collection else {}
@@ -366,12 +371,12 @@ class _ToolSearch:
         if self.homes.can_show(real) and self._disk.listing(real):
             if node_modules := _node_modules_of(real):
                 self._add(node_modules, why)
-            elif name in tables.PROGRAMS and self.homes.is_installation(above):
+            elif name in installations.PROGRAM_DIRECTORIES and self.homes.is_installation(above):
                 self._add(above, why)
             elif self.homes.is_installation(real):
                 self._add(real, why)
-            elif name in tables.PROGRAMS and self._disk.exists(f"{above}/pyvenv.cfg"):
-                for part in tables.ENVIRONMENT:
+            elif name in installations.PROGRAM_DIRECTORIES and self._disk.exists(f"{above}/pyvenv.cfg"):
+                for part in installations.ENVIRONMENT_PARTS:
                     self._show_part(f"{above}/{part}", why)
             else:
                 is_alone = True
@@ -416,7 +421,7 @@ class _ToolSearch:
         is_writable_by_commands = self.homes.is_writable_by_commands(folder)
         if node_modules := _node_modules_of(real):
             self._add(node_modules, why)
-        elif os.path.basename(folder) in tables.PROGRAMS and not is_writable_by_commands:
+        elif os.path.basename(folder) in installations.PROGRAM_DIRECTORIES and not is_writable_by_commands:
             self._waiting.append((folder, why))
         elif self.homes.is_installation(folder):
             self._add(folder, why)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from binascii import crc32
 
-from fumehood.core.masks import PROC, SYSTEM, UNSEEN, Sight, innermost
+from fumehood.core.masks import PROC_SECRETS, SYSTEM_SECRETS, UNSEEN, Sight, innermost
 from fumehood.linux import cache
 from fumehood.linux.cache import Snapshot
 from fumehood.linux.mounts import HostView, Mask, Operation, from_rows, to_rows
@@ -72,7 +72,7 @@ def _mounts_in_sight(sight: Sight) -> list[tuple[bytes, str]]:
 
     In a user namespace, a directory with a mount anywhere inside can't be one view: its entries are shown separately.
     """
-    hidden = UNSEEN if sight.is_locked else frozenset((*sight.hidden, *UNSEEN, *(path for path, _ in SYSTEM)))
+    hidden = UNSEEN if sight.is_locked else frozenset((*sight.hidden, *UNSEEN, *(path for path, _ in SYSTEM_SECRETS)))
     return [(point, kind) for point, kind in mount_table() if innermost(os.fsdecode(point), hidden) is None]
 
 
@@ -81,7 +81,7 @@ def kernel_masks(*, as_root: bool) -> tuple[Operation, ...]:
 
     Other users can't read those files anyway. Root in the sandbox could, without any capability, as their owner.
     """
-    hidden_paths = [path for path, _ in PROC if os.access(path, os.R_OK)]
+    hidden_paths = [path for path, _ in PROC_SECRETS if os.access(path, os.R_OK)]
     for folder in _KERNEL_FOLDERS if as_root else ():
         hidden_paths += _root_only_entries(folder)
     return tuple(

@@ -12,7 +12,7 @@ import os
 import stat
 
 from fumehood.core.inside import Agent, known_agents
-from fumehood.core.masks import MOVABLE, is_in
+from fumehood.core.masks import MOVABLE_DIRECTORIES, is_in
 from fumehood.core.settings_text import parse_json
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -130,7 +130,7 @@ def _expand_home(path: str, environment: Mapping[str, str]) -> str:
     inside = path.removeprefix("~/")
     if inside == path:
         return path
-    for directory, variable in MOVABLE:
+    for directory, variable in MOVABLE_DIRECTORIES:
         moved_to = environment.get(variable, "")
         if inside.startswith(f"{directory}/") and moved_to.startswith("/"):
             return moved_to + inside.removeprefix(directory)

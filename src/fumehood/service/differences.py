@@ -87,7 +87,7 @@ def each_difference(
     changes = changes_at(run, paths, here=here)
     hidden: set[str] = set()
     if hidden_by is not None:
-        masked = make_masks((home(),), (), hidden_by.mask, hidden_by.unmask, root=os.geteuid() == 0)
+        masked = make_masks((home(),), (), hidden_by.mask, hidden_by.unmask, as_root=os.geteuid() == 0)
         paths_in_roots = (f"{root}/{name}" for root in run.roots for name in masked.in_roots)
         # A mask of a symlink hides what the symlink leads to.
         hidden = set(paths_inside(map(os.path.realpath, (*masked.hidden, *paths_in_roots)), run.roots))

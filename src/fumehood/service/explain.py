@@ -222,7 +222,7 @@ def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
         return "every command has its own, and none of the host's", hint
     if policy.root != HOST and not (project and is_in(own, (project,))):
         return f"no path of the host's is in the root {policy.root}", "run with --root host"
-    hidden = make_masks([home()], (), policy.mask, policy.unmask, root=os.geteuid() == 0).hidden
+    hidden = make_masks([home()], (), policy.mask, policy.unmask, as_root=os.geteuid() == 0).hidden
     masked_parent = next((each for each in hidden if is_below(own, each) and project and is_in(each, (project,))), "")
     if masked_parent:
         hint = f"unmask {masked_parent}, or mask less of it"

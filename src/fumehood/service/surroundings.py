@@ -306,7 +306,8 @@ class Surroundings:
         self._homes: dict[tuple[int, str], tuple[str, ...]] = {}
         self._is_locked: bool | None = None
         self._last_sight: tuple[object, Sight] | None = None
-        self._in_roots = make_masks(("/",), (), policy.mask, policy.unmask, root=False).in_roots if policy.mask else ()
+        masks = make_masks(("/",), (), policy.mask, policy.unmask, as_root=False) if policy.mask else None
+        self._in_roots = () if masks is None else masks.in_roots
 
     def with_policy(self, policy: Policy) -> Surroundings:
         """Return surroundings for another policy; what is already known about the host is shared."""
@@ -443,7 +444,7 @@ class Surroundings:
         # Of our cache, only the scratch directories: no project may read those of another.
         own = [self._places.state, self._places.data, self._places.config, f"{self._places.cache}/scratch"]
         own += [self._policy.sign.key] if self._policy.sign.key else []
-        return make_masks(homes, own, self._policy.mask, self._policy.unmask, root=as_root)
+        return make_masks(homes, own, self._policy.mask, self._policy.unmask, as_root=as_root)
 
     def _sight(
         self, homes: Sequence[str], points: tuple[str, ...], variables: tuple[tuple[str, str], ...], *, user: int,

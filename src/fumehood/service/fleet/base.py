@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
-from fumehood.core.masks import HOME, is_below, is_in, make_masks
+from fumehood.core.masks import HOME_SECRETS, is_below, is_in, make_masks
 from fumehood.core.patterns import MARKER_FILES, is_skipped
 from fumehood.core.policy import Policy
 from fumehood.core.report import printable
@@ -41,7 +41,7 @@ IGNORED, SKIPPED, MASKED, SECRET, SPECIAL, CLOSED = (
     "ignored by git", "a repository, packages or a cache", "masked", "may hold a secret", "neither file nor link",
     "closed",
 )  # fmt: skip
-_SECRET_PATHS = ("/.envrc", *(f"/{entry}" for entry, _ in HOME))  # wherever in a project they lie
+_SECRET_PATHS = ("/.envrc", *(f"/{entry}" for entry, _ in HOME_SECRETS))  # wherever in a project they lie
 _SECRET_NAME = re.compile(
     r"(?!.*(example|sample|template)).*\.env(\..*)?|.*\.(pem|key|p12|pfx|jks|keystore)|id_(rsa|dsa|ecdsa|ed25519)",
     re.IGNORECASE,
@@ -118,7 +118,7 @@ def _faults_of_entries(base: Base) -> Iterator[str]:
 
 def survey_project(path: str, policy: Policy, places: Places, include: Collection[str] = ()) -> Base:
     """Read a project and return its base; `include` are paths that go although they would stay at home."""
-    masks = make_masks((home(),), places.own_directories(), policy.mask, policy.unmask, root=False)
+    masks = make_masks((home(),), places.own_directories(), policy.mask, policy.unmask, as_root=False)
     hashes = _HashCache(f"{places.state}/fleet", path)
     survey = _ProjectSurvey(path, masks.hidden, masks.in_roots, frozenset(each.strip("/") for each in include), hashes)
     entries = tuple(sorted(survey.entries_to_send(), key=lambda each: each.path.split("/")))
