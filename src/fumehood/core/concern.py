@@ -1,7 +1,7 @@
 """Concerns: the types that the rules of `danger` work with, and the names of files that the host acts on by itself.
 
-Names are compared in lower case. Thousands of changes share a few directories, so what the names of a directory and
-those above it mean for its files is worked out once (`DirectoryMeaning`).
+Names are compared in lower case. Thousands of changes share a few directories. So the meaning of a directory's path for
+its files is worked out once (`DirectoryMeaning`).
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ def flag(name: str, reason: str) -> Concern:
 class ChangeFacts(Value):
     """What was read from the disk about one change, if `danger.wants_facts`."""
 
-    target: str = ""  # the text of a symlink, in its new version
+    target: str = ""  # the text of a symlink after the run
     leads: tuple[str, ...] = ()  # the paths that it leads to through other links in the roots
-    old: bytes | None = None  # the content before, or a link's text; None: there was none, or it could not be read
+    old: bytes | None = None  # the content before, or a link's text; None if there was none or it could not be read
     new: bytes | None = None  # the content after
-    whole: bool = True  # False: a version was longer than the part that is read
+    whole: bool = True  # False if one of the two was too long to be read completely
     root: str = ""  # the root's absolute path
     repository_was_there: bool = False  # the git directory of this configuration or `.git` existed before the run
 
     @property
     def content(self) -> bytes | None:
-        """The content after, or None if it could not be read completely."""
+        """The content after, or None if it was not read completely."""
         return self.new if self.whole else None
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the file has the same content as before."""
+        """True if the file certainly has the same content as before."""
         return self.whole and self.old is not None and self.old == self.new
 
 
-# Used when the facts could not be read: then the change is judged by the worst they could be.
+# Used if the facts could not be read: then the worst is assumed.
 UNREAD = ChangeFacts(whole=False, repository_was_there=True)
 
 
@@ -69,9 +69,9 @@ def became_executable(change: Change) -> bool:
 
 
 class ProtectedPaths:
-    """Paths and whole directories in the roots that the person's own settings make the host use, with the reasons.
+    """The paths and whole directories in the roots that the host uses because of the person's own settings.
 
-    `linux/ways_in` finds them.
+    Each has a reason. `linux/ways_in` finds them.
     """
 
     def __init__(self, roots: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class OwnSource(Value):
     """The files in the roots that Fumehood itself loads, by a root's number and the path in it ("" is the root itself).
 
     `places` are Fumehood's own directories. `searched` are directories in which Python looks for modules, each with the
-    names of the modules that Fumehood loads: other files there may well belong to a project.
+    names of the modules that Fumehood loads: other files in them may belong to a project.
     """
 
     places: frozenset[tuple[int, str]]
@@ -116,53 +116,48 @@ class OwnSource(Value):
 class RootFacts(Value):
     """What is known about the roots as a whole; see `danger.gather_root_facts`.
 
-    `repositories` are git directories that are not called `.git`, by a root's number and a path in it ("" is the root
-    itself). `own` are the files in the roots that Fumehood itself is loaded from. `environments` are virtual
-    environments that existed before the run; `commands` has, for names of new programs in them, the program on PATH
-    that each would be run in place of. `written` are directories outside the roots that commands write and nobody
-    judges. `aliases` are other names of directories above the roots, with the real names. `linked` are files, by root
-    and inode, that got several names in the run.
+    Paths in a root come with the root's number, and "" is the root itself.
     """
 
     roots: tuple[str, ...] = ()
-    repositories: frozenset[tuple[int, str]] = frozenset()
+    repositories: frozenset[tuple[int, str]] = frozenset()  # git directories that are not called `.git`
     protected: ProtectedPaths | None = None
     own: OwnSource | None = None
-    environments: frozenset[tuple[int, str]] = frozenset()
-    commands: Mapping[str, str] | None = None
-    written: tuple[str, ...] = ()
-    aliases: tuple[tuple[str, str], ...] = ()
-    linked: frozenset[tuple[int, int]] = frozenset()
+    environments: frozenset[tuple[int, str]] = frozenset()  # virtual environments that existed before the run
+    commands: Mapping[str, str] | None = None  # by names of new programs in them: the programs on PATH that they hide
+    written: tuple[str, ...] = ()  # directories outside the roots that commands write and that nobody judges
+    aliases: tuple[tuple[str, str], ...] = ()  # other names of directories above the roots, each with the real name
+    linked: frozenset[tuple[int, int]] = frozenset()  # files that got another name in the run, by root and inode
 
 
-# Where a path leads, told from its text and the links in the roots.
+# Where a path leads, according to its text and to the links in the roots.
 
 # Directories in which anybody can create a program, or in which a path is another file for each process.
 WORLD_WRITABLE = ("/tmp/", "/var/tmp/", "/dev/", "/proc/")  # noqa: S108 - as the text of a link has it
-_MOST_LINKS = 40  # that are followed for one path, as in the kernel
-_LONGEST = 32768  # letters of a path that is followed
+_MOST_LINKS = 40  # of one path, as in the kernel
+_LONGEST_PATH = 32768  # letters
 
 
 def link_destination(directory: str, text: str) -> str | None:
-    """Return the absolute path for a link's text in a real absolute directory, or None if the text can't tell.
+    """Return the absolute path for a link's text in a real absolute directory, or None if that is not certain.
 
-    A `..` after a name goes up from where a link of that name leads, which the text does not say.
+    A `..` after a name is not certain: if that name is a link, it goes up from where the link leads.
     """
     parts = [part for part in text.split("/") if part not in ("", ".")]
-    ups = 0
-    while ups < len(parts) and parts[ups] == "..":
-        ups += 1
-    if ".." in parts[ups:]:
+    steps_up = 0
+    while steps_up < len(parts) and parts[steps_up] == "..":
+        steps_up += 1
+    if ".." in parts[steps_up:]:
         return None
     base = [] if text.startswith("/") else [part for part in directory.split("/") if part]
-    return "/" + "/".join(base[: max(len(base) - ups, 0)] + parts[ups:])
+    return "/" + "/".join(base[: max(len(base) - steps_up, 0)] + parts[steps_up:])
 
 
-def locate_in_roots(place: str, roots: tuple[str, ...]) -> tuple[int, str] | None:
-    """Return the number of the root that a path lies in, and the path below it ("" for the root itself)."""
+def locate_in_roots(path: str, roots: tuple[str, ...]) -> tuple[int, str] | None:
+    """Return the number of the root that an absolute path lies in, and the path in it ("" for the root itself)."""
     for number, root in enumerate(roots):
-        if root and (place == root or place.startswith(f"{root.rstrip('/')}/")):
-            return number, place[len(root) :].strip("/")
+        if root and (path == root or path.startswith(f"{root.rstrip('/')}/")):
+            return number, path[len(root) :].strip("/")
     return None
 
 
@@ -176,20 +171,20 @@ def directory_of(change: Change, facts: ChangeFacts) -> str:
     return f"{facts.root}/{change.path.rpartition('/')[0]}"
 
 
-def real_name_of(place: str, root_facts: RootFacts) -> str:
+def real_name_of(path: str, root_facts: RootFacts) -> str:
     """Return a path with an alias of a directory above the roots replaced by the real name."""
-    for name, real in root_facts.aliases:
-        if place == name or place.startswith(f"{name}/"):
-            return real + place[len(name) :]
-    return place
+    for alias, real in root_facts.aliases:
+        if path == alias or path.startswith(f"{alias}/"):
+            return real + path[len(alias) :]
+    return path
 
 
-def follow_links(place: str, link_at: Callable[[tuple[int, str]], str], root_facts: RootFacts) -> str:
-    """Return where a path leads by the links in the roots; links outside are not looked at.
+def follow_links(path: str, link_at: Callable[[tuple[int, str]], str], root_facts: RootFacts) -> str:
+    """Return where a path leads by the links in the roots; links outside are not followed.
 
-    `link_at` returns the text of the link at a root's number and path, or "".
+    `link_at` returns the text of the link at a root's number and a path in it, or "".
     """
-    followed, names, links = "", place.split("/"), 0
+    followed, names, links = "", path.split("/"), 0
     while names:
         name = names.pop(0)
         if name == "..":
@@ -200,8 +195,8 @@ def follow_links(place: str, link_at: Callable[[tuple[int, str]], str], root_fac
             target = link_at(location) if location is not None and location[1] else ""
             links += bool(target)
             if links > _MOST_LINKS:
-                return place  # no program can follow it
-            if len(step) > _LONGEST:
+                return path  # no program can follow it
+            if len(step) > _LONGEST_PATH:
                 return "/"
             if not target:
                 followed = step
@@ -212,35 +207,35 @@ def follow_links(place: str, link_at: Callable[[tuple[int, str]], str], root_fac
     return real_name_of(followed, root_facts)
 
 
-def is_writable_by_others(place: str, roots: tuple[str, ...], root_facts: RootFacts) -> bool:
+def is_writable_by_others(path: str, roots: tuple[str, ...], root_facts: RootFacts) -> bool:
     """Return True if commands or anybody can write a path, or if it is not certain where the path leads."""
-    place = real_name_of(place, root_facts)
-    is_absolute = place.startswith("/") and ".." not in place
-    if not is_absolute or place.startswith(WORLD_WRITABLE):
+    path = real_name_of(path, root_facts)
+    is_certain = path.startswith("/") and ".." not in path
+    if not is_certain or path.startswith(WORLD_WRITABLE):
         return True
-    return locate_in_roots(place, (*roots, *root_facts.written)) is not None
+    return locate_in_roots(path, (*roots, *root_facts.written)) is not None
 
 
-# Tables of names: files that the host acts on by itself, which are held; files that run in a build, which are flagged.
+# Tables of names: files that the host acts on by itself (held), and files that run in a build (flagged).
 
 _EDITOR = ("editor-settings", "an editor acts on this as soon as the project is opened")
 _AGENT = ("agent-settings", "an agent acts on this as soon as it is started here")
-_HOOK = ("git-hook", "git runs this hook by itself where it is set up")
+_GIT_HOOK = ("git-hook", "git runs this hook by itself where it is set up")
 _SHELL = ("shell-settings", "a shell runs this when the directory is entered")
 REPOSITORY_SETTINGS = ("repository-settings", "names programs that the version control runs by itself")
-_HOOKS = ("hook-manager", "names commands that git hooks run by themselves where their manager is installed")
+_HOOK_MANAGER = ("hook-manager", "names commands that git hooks run by themselves where their manager is installed")
 
 
-def _table(*rows: tuple[Reason, str]) -> dict[str, Reason]:
+def _reasons_by_name(*rows: tuple[Reason, str]) -> dict[str, Reason]:
     return {name: reason for reason, names in rows for name in names.split()}
 
 
-def _by_parts(*rows: tuple[Reason, str]) -> dict[tuple[str, ...], Reason]:
-    return {tuple(path.split("/")): reason for path, reason in _table(*rows).items()}
+def _reasons_by_path(*rows: tuple[Reason, str]) -> dict[tuple[str, ...], Reason]:
+    return {tuple(path.split("/")): reason for path, reason in _reasons_by_name(*rows).items()}
 
 
-HELD_DIRECTORIES = _table(
-    (_HOOK, ".husky .githooks .git-hooks"),
+HELD_DIRECTORIES = _reasons_by_name(
+    (_GIT_HOOK, ".husky .githooks .git-hooks"),
     (_SHELL, ".direnv .shadowenv.d .flox"),
     (
         _EDITOR,
@@ -253,9 +248,9 @@ HELD_DIRECTORIES = _table(
         .factory .junie .trae .agents .agent .goose .crush .cline .pi .amp .openhands .rovodev .warp .zencoder .copilot
         .iflow .qoder .codebuddy .commandcode .mux .vibe .kode .neovate .pochi .adal .cortex .kilo .wt""",
     ),
-    (_HOOKS, ".lefthook .lefthook-local .trunk"),
+    (_HOOK_MANAGER, ".lefthook .lefthook-local .trunk"),
 )
-HELD_NAMES = _table(
+HELD_NAMES = _reasons_by_name(
     (
         _SHELL,
         """.envrc .rvmrc .autoenv .autoenv.zsh .autoenv_leave.zsh devenv.nix devenv.yaml devenv.lock devenv.local.nix
@@ -278,29 +273,29 @@ HELD_NAMES = _table(
     ),
     (REPOSITORY_SETTINGS, "lazygit.yml .lazygit.yml"),
 )
-# Settings of managers of git hooks, without a first dot, the ending and `local`.
-_MANAGERS = word_set(
+# Names of the settings of git hook managers, without a first dot, the ending and `local`.
+_HOOK_MANAGERS = word_set(
     """lefthook pre-commit-config pre-commit-hooks overcommit simple-git-hooks captainhook grumphp prek rusty-hook hkrc
     lintstagedrc huskyrc lint-staged.config husky.config"""
 )
-_SCRIPTED_MANAGERS = word_set("simple-git-hooks lintstagedrc huskyrc lint-staged.config husky.config")
-_MANAGER_ENDINGS = word_set("yml yaml toml json jsonc json5 pkl dist local config")
+_SCRIPTED_HOOK_MANAGERS = word_set("simple-git-hooks lintstagedrc huskyrc lint-staged.config husky.config")
+_HOOK_MANAGER_ENDINGS = word_set("yml yaml toml json jsonc json5 pkl dist local config")
 HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
-# The last names of paths: of other version control systems, and of files whose own name is not enough.
-_HELD_ENDS = _by_parts((
+# Held by the last names of the path: settings of other version control systems, files whose own name is too common.
+_HELD_PATH_ENDS = _reasons_by_path((
     REPOSITORY_SETTINGS,
     """.hg/hgrc .hg/hgrc-not-shared .hg/sharedpath .sl/config .sl/hgrc .sl/sharedpath .git/sl/config .jj/repo
     .jj/repo/config.toml .jj/repo/config-id .jj/workspace-config.toml .jj/workspace-config-id
     .jj/repo/store/git_target _darcs/prefs/defaults _darcs/prefs/prefs""",
 ), (_SHELL, "bin/hermit"), (_AGENT, ".config/wt.toml"))  # fmt: skip
-HELD_END_NAMES = frozenset(end[-1] for end in _HELD_ENDS)
-# Names of files in the directory of any agent, known or not: that is a directory whose name begins with a dot.
-_AGENT_PARTS = frozenset((
+HELD_END_NAMES = frozenset(end[-1] for end in _HELD_PATH_ENDS)
+# Names in the directory of any agent, also of one that we don't know: any directory whose name begins with a dot.
+_AGENT_NAMES = frozenset((
     "hooks", "mcp", "settings", "skills", "agents", "subagents", "commands", "plugins", "plugin", "extensions", "tools",
     "toolboxes", "lsp", "copilot",
 ))  # fmt: skip
-# Directories that contain such names but belong to no agent: of other tools, of web sites, of services.
-_NOT_AGENTS = frozenset((
+# Directories of other tools, of web sites and of services, which have such names in them too.
+_DIRECTORIES_OF_NO_AGENT = frozenset((
     ".cache", ".expo", ".yarn", ".terraform", ".m2", ".mvn", ".npm", ".gradle", ".build", ".bundle", ".tox", ".nox",
     ".venv", ".astro", ".netlify", ".pulumi", ".vagrant", ".next", ".nuxt", ".vitepress", ".vuepress", ".storybook",
     ".circleci", ".buildkite", ".platform", ".ddev", ".well-known",
@@ -313,10 +308,10 @@ _CI = ("ci-workflow", "runs where the project's checks run")
 _PACKAGES = ("package-settings", "decides where packages come from and what runs when they are installed")
 _TOOLS = ("tool-versions", "decides which tools and variables are in force in this directory")
 _VARIABLES = ("variables-file", "sets variables for programs that are started here")
-_WORDS = ("agent-instructions", "an agent follows what this says")
+_INSTRUCTIONS = ("agent-instructions", "an agent follows what this says")
 _STARTUP = ("startup-file", "a shell or an interpreter that is started here may run this")
 
-_FLAGGED_NAMES = _table(
+_FLAGGED_NAMES = _reasons_by_name(
     (
         _BUILD,
         """makefile gnumakefile bsdmakefile makefile.am makefile.in configure configure.ac cmakelists.txt
@@ -340,7 +335,7 @@ _FLAGGED_NAMES = _table(
     (_TOOLS, ".tool-versions mise.toml .mise.toml mise.local.toml .mise.local.toml .rtx.toml .prototools"),
     (_VARIABLES, ".env .flaskenv"),
     (
-        _WORDS,
+        _INSTRUCTIONS,
         """claude.md claude.local.md agents.md agent.md agents.override.md gemini.md qwen.md .cursorrules .windsurfrules
         .clinerules .goosehints copilot-instructions.md warp.md .openhands_instructions .rules""",
     ),
@@ -351,97 +346,104 @@ _FLAGGED_NAMES = _table(
         .octaverc .perldb .iex.exs .erlang""",
     ),
 )
-_FLAGGED_SUFFIXES = _table(
+_FLAGGED_SUFFIXES = _reasons_by_name(
     (_BUILD, "mk mak cmake gemspec csproj vcxproj bzl gradle"), (_CONTAINER, "dockerfile"), (_PYTHON, "pth")
 )
-_FLAGGED_PREFIXES = _table(
+_FLAGGED_PREFIXES = _reasons_by_name(
     (_BUILD, "makefile."), (_CONTAINER, "dockerfile. containerfile. docker-compose."), (_CI, "jenkinsfile."),
     (_VARIABLES, ".env."),
 )  # fmt: skip
 SCRIPT_ENDINGS = frozenset(("js", "cjs", "mjs", "ts", "cts", "mts"))
-_FLAGGED_DIRECTORIES = _table(
+_FLAGGED_DIRECTORIES = _reasons_by_name(
     (_CI, ".circleci .buildkite .teamcity .woodpecker .semaphore .tekton"),
     (_PACKAGES, ".yarn"),
-    (_WORDS, ".clinerules"),
+    (_INSTRUCTIONS, ".clinerules"),
 )
 # Pairs of successive names in a path; the second may be the file.
-_FLAGGED_PAIRS = _by_parts(
+_FLAGGED_PAIRS = _reasons_by_path(
     (_CI, ".github/workflows .github/actions .gitea/workflows .forgejo/workflows .gitlab/ci"),
     (_BUILD, ".cargo/config .cargo/config.toml .mvn/maven.config .mvn/jvm.config .mvn/extensions.xml .mvn/wrapper"),
     (_TOOLS, ".config/mise .config/mise.toml"),
 )
-# Directories of other people's packages: names in them have no special meaning.
+# Directories of other people's packages: no tool acts on the files in them.
 PACKAGE_DIRECTORIES = frozenset(("node_modules", "site-packages", "dist-packages"))
 
-# Directories of branches and objects: git acts on none of their files, whatever the name.
+# Directories of branches and objects: git does not act on any file in them, whatever its name is.
 GIT_DATA_DIRECTORIES = frozenset(("refs", "logs", "objects"))
 _IN_REPOSITORIES = frozenset(("hooks", "info", "remotes", "branches", "rebase-merge", "rebase-apply", "sequencer"))
 _HFS_IGNORES = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 _MOST_MEANINGS = 4096
-_TELLING = {*HELD_DIRECTORIES, *_FLAGGED_DIRECTORIES, *(name for _, name in _FLAGGED_PAIRS)}
+_NAMES_WITH_MEANING = {*HELD_DIRECTORIES, *_FLAGGED_DIRECTORIES, *(name for _, name in _FLAGGED_PAIRS)}
 
 _meanings: dict[str, DirectoryMeaning] = {}
 
 
 class DirectoryMeaning:
-    """The names of a directory's path, in lower case, and what they mean for every file in it.
+    """What the path of a directory means for the files in it.
 
-    `held` and `flagged` are the reasons to hold or flag all files in it. `is_dull` is true among the branches or
-    objects of a `.git`, `is_store` in a directory of objects, `is_packaged` in other people's packages. `above_own` are
-    the directories above that a bare repository's own directory, such as `hooks`, may belong to.
+    `parts` are the names of the path in lower case, `name` is the last of them. `held` and `flagged` are the reasons to
+    hold or flag all files in the directory. `in_git` is true in a `.git`, `is_git_data` among its branches or objects,
+    `has_objects` in a directory of objects, `is_packaged` in other people's packages. `possible_repositories` are the
+    directories above that may be bare repositories, because they have a directory like `hooks`.
     """
 
-    __slots__ = ("above_own", "flagged", "held", "in_git", "is_dull", "is_packaged", "is_store", "parent", "parts")
+    __slots__ = (
+        "flagged", "has_objects", "held", "in_git", "is_git_data", "is_packaged", "name", "parts",
+        "possible_repositories",
+    )  # fmt: skip
 
-    def __init__(self, directory: str) -> None:
-        self.parts = tuple(map(intern, directory.lower().split("/"))) if directory else ()  # most are the same
-        self.parent = self.parts[-1] if self.parts else ""
-        # The set is checked first: in a path a thousand names deep, most names mean nothing, or are the same.
+    def __init__(self, path: str) -> None:
+        self.parts = tuple(map(intern, path.lower().split("/"))) if path else ()  # most are the same
+        self.name = self.parts[-1] if self.parts else ""
+        # Most names of a path a thousand names deep mean nothing, or are the same: the set is checked first.
         names = set(self.parts)
-        git = [n for n, name in enumerate(self.parts) if is_dot_git(name)] if any(map(is_dot_git, names)) else []
-        self.in_git = bool(git)
-        self.is_dull = len(git) == 1 and not GIT_DATA_DIRECTORIES.isdisjoint(self.parts[git[0] + 1 : git[0] + 2])
-        self.is_store = self.parts[-2:-1] == ("objects",)
+        dot_gits = [n for n, name in enumerate(self.parts) if is_dot_git(name)] if any(map(is_dot_git, names)) else []
+        self.in_git = bool(dot_gits)
+        names_in_git = self.parts[dot_gits[0] + 1 : dot_gits[0] + 2] if len(dot_gits) == 1 else ()
+        self.is_git_data = not GIT_DATA_DIRECTORIES.isdisjoint(names_in_git)
+        self.has_objects = self.parts[-2:-1] == ("objects",)
         self.is_packaged = not PACKAGE_DIRECTORIES.isdisjoint(names)
         self.held = self.flagged = None
-        has_meaning = not _TELLING.isdisjoint(names) or any(name[:1] == "." for name in names)
+        has_meaning = not _NAMES_WITH_MEANING.isdisjoint(names) or any(name[:1] == "." for name in names)
         if has_meaning and not (self.in_git or self.is_packaged):
-            # In a directory of an agent's work trees, the rules apply as in the project itself.
+            # In each work tree of an agent, the same rules apply as in the project itself.
             start = 0
             for number in range(len(self.parts) - 2):
                 if number >= start and self.parts[number : number + 2] == (".claude", "worktrees"):
                     start = number + 3
             pairs = list(zip(("", *self.parts[start:]), self.parts[start:], strict=False))
             held = (
-                HELD_DIRECTORIES.get(name) or (_AGENT if _is_agent_setting(above, name) else None)
-                for above, name in pairs
+                HELD_DIRECTORIES.get(name) or (_AGENT if _is_agent_setting(parent, name) else None)
+                for parent, name in pairs
             )
-            flagged = (_FLAGGED_DIRECTORIES.get(name) or _FLAGGED_PAIRS.get((above, name)) for above, name in pairs)
+            flagged = (_FLAGGED_DIRECTORIES.get(name) or _FLAGGED_PAIRS.get((parent, name)) for parent, name in pairs)
             self.held = next(filter(None, held), None)
             self.flagged = next(filter(None, flagged), None)
-        path = [] if git or _IN_REPOSITORIES.isdisjoint(names) else directory.split("/")
-        own = [number for number, name in enumerate(path) if name.lower() in _IN_REPOSITORIES]
-        self.above_own = tuple("/".join(path[:number]) for number in own)
+        exact_parts = [] if dot_gits or _IN_REPOSITORIES.isdisjoint(names) else path.split("/")
+        self.possible_repositories = tuple(
+            "/".join(exact_parts[:number])
+            for number, name in enumerate(exact_parts) if name.lower() in _IN_REPOSITORIES
+        )  # fmt: skip
 
 
-def meaning_of(directory: str) -> DirectoryMeaning:
-    """Return what the names of a directory mean, "" for the root's top."""
-    meaning = _meanings.get(directory)
+def meaning_of(path: str) -> DirectoryMeaning:
+    """Return the meaning of a directory's path in its root; "" is the root itself."""
+    meaning = _meanings.get(path)
     if meaning is None:
         if len(_meanings) >= _MOST_MEANINGS:
             _meanings.clear()
-        meaning = _meanings[directory] = DirectoryMeaning(directory)
+        meaning = _meanings[path] = DirectoryMeaning(path)
     return meaning
 
 
 def split_path(path: str) -> tuple[str, DirectoryMeaning]:
-    """Return a path's last name in lower case, and the meaning of its directory."""
+    """Return the last name of a path in lower case, and the meaning of its directory."""
     directory, _, name = path.rpartition("/")
     return name.lower(), meaning_of(directory)
 
 
 def is_dot_git(name: str) -> bool:
-    """Return True if a name in lower case is `.git`, also on file systems of Windows and macOS."""
+    """Return True if a name in lower case means `.git`, also on file systems of Windows and macOS."""
     if name == ".git":
         return True
     if name.isascii():
@@ -452,47 +454,47 @@ def is_dot_git(name: str) -> bool:
     return name.partition(":")[0].rstrip(". ") in (".git", "git~1")
 
 
-def why_held(name: str, around: DirectoryMeaning) -> Reason | None:
+def why_held(name: str, directory: DirectoryMeaning) -> Reason | None:
     """Return why a tool acts on a file of this name by itself, or None."""
-    if not (around.in_git or around.is_packaged):
-        if around.held is not None:
-            return around.held
-        # A link with a directory's name brings the whole directory.
+    if not (directory.in_git or directory.is_packaged):
+        if directory.held is not None:
+            return directory.held
+        # A link may have the name of a directory, and lead to a whole directory.
         reason = HELD_NAMES.get(name) or HELD_DIRECTORIES.get(name) or HELD_SUFFIXES.get(name.rpartition(".")[2])
-        if reason is None and is_hook_manager(name, around.parent):
-            reason = _HOOKS
-        if reason is not None or not around.parts:
+        if reason is None and is_hook_manager(name, directory.name):
+            reason = _HOOK_MANAGER
+        if reason is not None or not directory.parts:
             return reason
-        if _is_agent_setting(around.parent, name):
+        if _is_agent_setting(directory.name, name):
             return _AGENT
-    # Editors load settings beside the files in `.git` that git lets them edit; a branch can have any name.
-    elif around.in_git and name in HELD_NAMES and GIT_DATA_DIRECTORIES.isdisjoint(around.parts):
+    # git lets editors edit files in `.git`, and editors load settings beside them. But a branch can have any name.
+    elif directory.in_git and name in HELD_NAMES and GIT_DATA_DIRECTORIES.isdisjoint(directory.parts):
         return HELD_NAMES[name]
     if name not in HELD_END_NAMES:
         return None
     # Other version control systems, like git, use their settings wherever these lie.
-    ends = ((*around.parts[-length:], name) for length in (1, 2, 3))
-    return next((_HELD_ENDS[end] for end in ends if end in _HELD_ENDS), None)
+    ends = ((*directory.parts[-length:], name) for length in (1, 2, 3))
+    return next((_HELD_PATH_ENDS[end] for end in ends if end in _HELD_PATH_ENDS), None)
 
 
-def why_flagged(name: str, around: DirectoryMeaning) -> Reason | None:
+def why_flagged(name: str, directory: DirectoryMeaning) -> Reason | None:
     """Return why a file of this name runs when a person builds or starts something, or None."""
-    # Python loads these at its start, also from packages.
-    if around.in_git or (around.is_packaged and not name.endswith((".pth", "customize.py"))):
+    # Python loads these two kinds of files at its start, also from packages.
+    if directory.in_git or (directory.is_packaged and not name.endswith((".pth", "customize.py"))):
         return None
-    if not around.is_packaged and (reason := around.flagged or _FLAGGED_DIRECTORIES.get(name)) is not None:
+    if not directory.is_packaged and (reason := directory.flagged or _FLAGGED_DIRECTORIES.get(name)) is not None:
         return reason
     if (reason := _FLAGGED_NAMES.get(name)) is not None:
         return reason
     stem, dot, ending = name.rpartition(".")
     if dot:
         reason = _FLAGGED_SUFFIXES.get(ending)
-        # `vite.config.ts`, `.eslintrc.js` and similar settings are programs.
+        # Settings such as `vite.config.ts` and `.eslintrc.js` are programs.
         if ending in SCRIPT_ENDINGS and (stem.endswith(".config") or (stem[:1] == "." and stem.endswith("rc"))):
             reason = reason or _BUILD
         reason = reason or _FLAGGED_PREFIXES.get(name[: name.find(".", 1) + 1])
-    if reason is None and around.parts and not around.is_packaged:
-        reason = _FLAGGED_PAIRS.get((around.parent, name))
+    if reason is None and directory.parts and not directory.is_packaged:
+        reason = _FLAGGED_PAIRS.get((directory.name, name))
     return reason
 
 
@@ -502,41 +504,42 @@ def why_path_is_held(path: str) -> Reason | None:
 
 
 def is_hook_manager(name: str, parent: str) -> bool:
-    """Return True if a name in lower case is that of a git hook manager's settings, with any of the endings."""
+    """Return True if a file of this name, in lower case, has the settings of a git hook manager."""
     stem, _, rest = name.removeprefix(".").partition(".")
     stem = stem.removesuffix("-local").removeprefix("local-")
     endings = rest.split(".") if rest else []
-    if stem == "hk":  # also the code of Hong Kong, a common name of data files
-        return endings[-1:] == ["pkl"] or (len(endings) == 1 and rest in _MANAGER_ENDINGS and parent in ("", ".config"))
-    manager = stem if stem in _MANAGERS or endings[:1] != ["config"] else f"{stem}.config"
-    if manager not in _MANAGERS:
+    if stem == "hk":  # the code of Hong Kong too: a common name of data files
+        is_usual_place = parent in ("", ".config")
+        return endings[-1:] == ["pkl"] or (len(endings) == 1 and rest in _HOOK_MANAGER_ENDINGS and is_usual_place)
+    manager = stem if stem in _HOOK_MANAGERS or endings[:1] != ["config"] else f"{stem}.config"
+    if manager not in _HOOK_MANAGERS:
         return False
     if not endings:
         return manager.endswith("rc")
-    scripts = SCRIPT_ENDINGS if manager in _SCRIPTED_MANAGERS else ()
-    return all(ending in _MANAGER_ENDINGS or ending in scripts for ending in endings)
+    scripts = SCRIPT_ENDINGS if manager in _SCRIPTED_HOOK_MANAGERS else ()
+    return all(ending in _HOOK_MANAGER_ENDINGS or ending in scripts for ending in endings)
 
 
-def settings_name(name: str, around: DirectoryMeaning) -> str:
-    """Return the usual name of settings that a tool also reads by other names.
+def settings_name(name: str, directory: DirectoryMeaning) -> str:
+    """Return the usual name of a settings file that has one of the other names by which its tool reads it.
 
-    mise has many such names; and many tools look in `.config` for their settings without the dot.
+    mise has many such names, and many tools read their settings in `.config` without the first dot.
     """
     stem, _, ending = name.removeprefix(".").partition(".")
-    if name == "config.yml" and around.parts[-2:] == (".config", "rubocop"):
+    if name == "config.yml" and directory.parts[-2:] == (".config", "rubocop"):
         return ".rubocop.yml"
-    if not ending.startswith("config.") and (stem == "cspell" or (around.parent == ".config" and stem.endswith("rc"))):
+    if not ending.startswith("config.") and (stem == "cspell" or (directory.name == ".config" and stem.endswith("rc"))):
         return f".{stem}.{ending}" if ending else f".{stem}"
     if not name.endswith(".toml"):
         return name
-    folder = around.parts[-2:-1] if around.parent == "conf.d" else around.parts[-1:]
-    is_in_folder = folder in (("mise",), (".mise",)) and (stem == "config" or around.parent == "conf.d")
+    folder = directory.parts[-2:-1] if directory.name == "conf.d" else directory.parts[-1:]
+    is_in_folder = folder in (("mise",), (".mise",)) and (stem == "config" or directory.name == "conf.d")
     return "mise.toml" if stem == "mise" or is_in_folder else name
 
 
 def _is_agent_setting(directory: str, name: str) -> bool:
-    """Return True if a name is one that an agent's directory has, whatever the agent is called."""
-    if directory[:1] != "." or directory in _NOT_AGENTS or len(directory) < 2:
+    """Return True if a name in a directory is usual for the directory of an agent, whatever the agent is called."""
+    if directory[:1] != "." or directory in _DIRECTORIES_OF_NO_AGENT or len(directory) < 2:
         return False
     stem = name.partition(".")[0]
-    return stem in _AGENT_PARTS or stem.startswith("mcp")
+    return stem in _AGENT_NAMES or stem.startswith("mcp")

@@ -65,24 +65,24 @@ _SHORTEST_OBJECT_NAME = 38
 
 def wants_facts(change: Change, root_facts: RootFacts = _NO_ROOT_FACTS) -> bool:
     """Return True if `find_concern` needs to know the file's content or the link's target."""
-    name, around = split_path(change.path)
+    name, directory = split_path(change.path)
     if change.change == DELETED:
-        return change.kind != DIRECTORY and _is_loss_to_git(change, name, around, root_facts)
+        return change.kind != DIRECTORY and _is_loss_to_git(change, name, directory, root_facts)
     if root_facts.own is not None and change.kind == FILE and is_own_source(change, root_facts.own):
         return change.change != ADDED
     if change.kind != FILE:
         return change.kind == SYMLINK
-    if _may_be_git(name, around, root_facts):
+    if _may_be_git(name, directory, root_facts):
         from fumehood.core.gitdir import git_needs_facts
 
-        if git_needs_facts(change, (*around.parts, name), root_facts):
+        if git_needs_facts(change, (*directory.parts, name), root_facts):
             return True
-    if may_name_code(settings_name(name, around), around) or name in HELD_END_NAMES:
+    if may_name_code(settings_name(name, directory), directory) or name in HELD_END_NAMES:
         return True
     if root_facts.environments and _program_name(change, root_facts.environments):
         return True
     # If the content is the same as before, no person is needed.
-    return change.change != ADDED and (why_held(name, around) or _why_protected(change, root_facts)) is not None
+    return change.change != ADDED and (why_held(name, directory) or _why_protected(change, root_facts)) is not None
 
 
 def find_concern(
@@ -94,20 +94,20 @@ def find_concern(
     loses settings by it; but a person's own globs (`extra`) hold deletions too.
     """
     facts = facts or UNREAD
-    name, around = split_path(change.path)
+    name, directory = split_path(change.path)
     if root_facts.own is not None and (own_concern := _own_concern(change, facts, root_facts.own)) is not None:
         return own_concern
     if change.change == DELETED:
-        if _is_loss_to_git(change, name, around, root_facts):
+        if _is_loss_to_git(change, name, directory, root_facts):
             from fumehood.core.gitdir import deletion_concern
 
-            loss = deletion_concern(change, (*around.parts, name), facts, root_facts)
+            loss = deletion_concern(change, (*directory.parts, name), facts, root_facts)
             if loss is not None:
                 return loss
-    elif _became_writable_by_others(change) and _must_stay_closed(change, name, around, root_facts):
+    elif _became_writable_by_others(change) and _must_stay_closed(change, name, directory, root_facts):
         return hold("opened", "others could write this, and the host acts on what is in it")
     if change.kind == DIRECTORY:
-        if change.change != ADDED or not around.in_git or around.is_dull:
+        if change.change != ADDED or not directory.in_git or directory.is_git_data:
             return None
         from fumehood.core.gitdir import unknown_name_concern
 
@@ -116,14 +116,14 @@ def find_concern(
         return hold("own-rule", f"a rule of yours holds it: {brief(glob)}")
     by_our_rules = None
     if change.change != DELETED and change.kind in (FILE, SYMLINK):
-        by_our_rules = _concern_by_rules(change, name, around, facts, root_facts)
+        by_our_rules = _concern_by_rules(change, name, directory, facts, root_facts)
     if by_our_rules is None and extra.flag and (glob := _first_matching(change.path, extra.flag)) is not None:
         return flag("own-rule", f"a rule of yours flags it: {brief(glob)}")
     return by_our_rules
 
 
 def _concern_by_rules(
-    change: Change, name: str, around: DirectoryMeaning, facts: ChangeFacts, root_facts: RootFacts
+    change: Change, name: str, directory: DirectoryMeaning, facts: ChangeFacts, root_facts: RootFacts
 ) -> Concern | None:
     """Judge an added or changed file or link: by its mode, as a part of git, as a link, by its name."""
     before, after = change.before, change.after
@@ -132,13 +132,13 @@ def _concern_by_rules(
         if after.mode & ~old_mode & _SET_ID:
             return hold("setuid", "would run with its owner's or group's rights, whoever starts it")
         is_linked = after.links > 1 and (change.root, after.inode) in root_facts.linked
-        if is_linked and _must_stay_closed(change, name, around, root_facts):
+        if is_linked and _must_stay_closed(change, name, directory, root_facts):
             return hold("other-name", "has another name now, by which it could be changed unseen")
     flagged = None  # a concern by which the change is only flagged, unless a later rule holds it
-    if _may_be_git(name, around, root_facts) or (around.in_git and change.kind == SYMLINK):
+    if _may_be_git(name, directory, root_facts) or (directory.in_git and change.kind == SYMLINK):
         from fumehood.core.gitdir import git_concern
 
-        flagged = git_concern(change, (*around.parts, name), facts, root_facts)
+        flagged = git_concern(change, (*directory.parts, name), facts, root_facts)
         if flagged is not None and flagged.held:
             return flagged
     if change.kind == SYMLINK:
@@ -146,13 +146,13 @@ def _concern_by_rules(
         if by_link is not None and by_link.held:
             return by_link
         flagged = flagged or by_link
-    return _concern_by_name(change, name, around, facts, root_facts) or flagged
+    return _concern_by_name(change, name, directory, facts, root_facts) or flagged
 
 
 def _concern_by_name(
-    change: Change, name: str, around: DirectoryMeaning, facts: ChangeFacts, root_facts: RootFacts
+    change: Change, name: str, directory: DirectoryMeaning, facts: ChangeFacts, root_facts: RootFacts
 ) -> Concern | None:
-    reason = why_held(name, around)
+    reason = why_held(name, directory)
     if reason is REPOSITORY_SETTINGS and is_written_by_cloning(change, name, facts):
         return None
     reason = reason or _why_protected(change, root_facts)
@@ -160,12 +160,12 @@ def _concern_by_name(
         is_as_before = change.kind == FILE and facts.is_unchanged and not became_executable(change)
         return None if is_as_before else hold(*reason)
     by_content = _environment_concern(change, facts, root_facts) if root_facts.environments else None
-    name = settings_name(name, around)
-    if by_content is None and may_name_code(name, around):
-        by_content = code_loading_concern(name, around.parent, facts)
+    name = settings_name(name, directory)
+    if by_content is None and may_name_code(name, directory):
+        by_content = code_loading_concern(name, directory.name, facts)
     if by_content is not None:
         return by_content
-    reason = why_flagged(name, around)
+    reason = why_flagged(name, directory)
     return None if reason is None else flag(*reason)
 
 
@@ -178,7 +178,7 @@ def _why_protected(change: Change, root_facts: RootFacts) -> Reason | None:
 def _became_writable_by_others(change: Change) -> bool:
     """Return True if others can write a path that they could not write before.
 
-    For an existing path the group counts as others. A new path may be group-writable reason of the person's umask.
+    For an existing path the group counts as others. A new path may be group-writable because of the person's umask.
     """
     before, after = change.before, change.after
     if after is None or change.kind == SYMLINK:
@@ -186,33 +186,33 @@ def _became_writable_by_others(change: Change) -> bool:
     return OPENING in change.flags or bool(after.mode & 0o002 if before is None else after.mode & ~before.mode & 0o022)
 
 
-def _must_stay_closed(change: Change, name: str, around: DirectoryMeaning, root_facts: RootFacts) -> bool:
+def _must_stay_closed(change: Change, name: str, directory: DirectoryMeaning, root_facts: RootFacts) -> bool:
     """Return True if someone who can write a path, or replace files in a directory, can make the host run something."""
     if change.path == "." or is_dot_git(name):
         return True
-    if why_held(name, around) is not None or _why_protected(change, root_facts) is not None:
+    if why_held(name, directory) is not None or _why_protected(change, root_facts) is not None:
         return True
-    directory = change.path.rpartition("/")[0]
-    if around.is_dull or not (around.in_git or (change.root, directory) in root_facts.repositories):
+    directory_path = change.path.rpartition("/")[0]
+    if directory.is_git_data or not (directory.in_git or (change.root, directory_path) in root_facts.repositories):
         return False
-    is_dull = name in GIT_DATA_DIRECTORIES or (change.kind != DIRECTORY and name not in _IN_REPOSITORIES)
-    return not is_dull or "hooks" in around.parts
+    is_git_data = name in GIT_DATA_DIRECTORIES or (change.kind != DIRECTORY and name not in _IN_REPOSITORIES)
+    return not is_git_data or "hooks" in directory.parts
 
 
-def _may_be_git(name: str, around: DirectoryMeaning, root_facts: RootFacts) -> bool:
+def _may_be_git(name: str, directory: DirectoryMeaning, root_facts: RootFacts) -> bool:
     """Return False if git's rules can't concern a path; this check is cheap."""
-    if around.in_git:
-        return not around.is_dull and not (around.is_store and len(name) >= _SHORTEST_OBJECT_NAME)
+    if directory.in_git:
+        return not directory.is_git_data and not (directory.has_objects and len(name) >= _SHORTEST_OBJECT_NAME)
     return name in _GIT_NAMES or is_dot_git(name) or bool(root_facts.repositories)
 
 
-def _is_loss_to_git(change: Change, name: str, around: DirectoryMeaning, root_facts: RootFacts) -> bool:
+def _is_loss_to_git(change: Change, name: str, directory: DirectoryMeaning, root_facts: RootFacts) -> bool:
     """Return True if git may lose settings by a deletion, which is rare."""
-    if not _may_be_git(name, around, root_facts):
+    if not _may_be_git(name, directory, root_facts):
         return False
     from fumehood.core.gitdir import deletes_git_settings
 
-    return deletes_git_settings(change, (*around.parts, name), root_facts)
+    return deletes_git_settings(change, (*directory.parts, name), root_facts)
 
 
 def _first_matching(path: str, globs: Iterable[str]) -> str | None:
@@ -240,9 +240,9 @@ def possible_repositories(changes: Iterable[Change]) -> set[tuple[int, str]]:
     for change in changes:
         if change.kind == DIRECTORY:
             continue
-        name, around = split_path(change.path)
-        directories.update((change.root, above) for above in around.above_own)
-        if name in _IN_REPOSITORIES and not around.in_git:
+        name, directory = split_path(change.path)
+        directories.update((change.root, above) for above in directory.possible_repositories)
+        if name in _IN_REPOSITORIES and not directory.in_git:
             directories.add((change.root, change.path.rpartition("/")[0]))
     return directories
 

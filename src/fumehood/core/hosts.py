@@ -233,7 +233,7 @@ def as_address(host: str) -> Address | None:
 
 
 def parse_authority(text: str, default_port: int | None = None) -> tuple[str, int]:
-    """Read the `host:port` of a request; user names are refused. Raises ValueError with none of its text."""
+    """Read the `host:port` of a request; user names are refused. The message of a ValueError has none of its text."""
     if "@" in text:
         raise ValueError("there is a user name in it")
     host, port = _split_port(text)

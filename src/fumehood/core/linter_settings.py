@@ -121,7 +121,7 @@ _FORMAT_BY_ENDING = {
 _OPENING, _CLOSING = "[{(", "]})"
 
 
-def may_name_code(name: str, around: DirectoryMeaning) -> bool:
+def may_name_code(name: str, directory: DirectoryMeaning) -> bool:
     """Return True if a file of this name, in lower case, may name code that a tool loads.
 
     No tool reads the settings in other people's packages.
@@ -131,8 +131,8 @@ def may_name_code(name: str, around: DirectoryMeaning) -> bool:
     elif name[:1] == "." or ".config." in name:
         is_named = _javascript_tool(name) != ""
     else:
-        is_named = around.parent[:1] == "." and (around.parent, name) in _KEYS_BY_PARENT_AND_NAME
-    return is_named and not around.in_git and not around.is_packaged
+        is_named = directory.name[:1] == "." and (directory.name, name) in _KEYS_BY_PARENT_AND_NAME
+    return is_named and not directory.in_git and not directory.is_packaged
 
 
 def code_loading_concern(name: str, parent: str, facts: ChangeFacts) -> Concern | None:
