@@ -3,7 +3,7 @@
 import pytest
 
 from fumehood.core.hints import refused_writes
-from fumehood.service.blocked import overflows
+from fumehood.service.blocked import overflow_lines
 
 
 @pytest.mark.parametrize(
@@ -61,5 +61,5 @@ def test_few_are_named_and_each_once() -> None:
     ],
 )
 def test_what_an_overlay_could_not_copy_is_known_by_the_words_of_every_library(line: str) -> None:
-    assert overflows(f"before\n{line}\nafter\n") == line
-    assert overflows("cat: x: No such file or directory\n") == ""
+    assert overflow_lines(f"before\n{line}\nafter\n") == line
+    assert overflow_lines("cat: x: No such file or directory\n") == ""

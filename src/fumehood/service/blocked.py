@@ -1,4 +1,4 @@
-"""What a command was refused and may have missed, as its report tells it: with the smallest thing that would help."""
+"""What a command was refused and may have missed, each with a hint: the smallest thing that would help."""
 
 from __future__ import annotations
 
@@ -54,22 +54,22 @@ if TYPE_CHECKING:
     from fumehood.store.places import Places
     from fumehood.store.projects import Project
 
-_MOST_NAMED = 3
-_GOES_ON_S = 10.0  # who has run for so long is a server or a watcher, and not a command beside others
-_OF_THE_SYSTEM = (
+_MAX_NAMED = 3
+_SERVER_AFTER_S = 10.0  # a command that has run for so long is a server or a watcher, and does not end soon
+_SYSTEM_DIRECTORIES = (
     "/bin", "/boot", "/dev", "/etc", "/lib", "/nix", "/proc", "/run", "/sbin", "/sys", "/usr",
     "/var/cache", "/var/lib", "/var/log", "/var/spool",
 )  # fmt: skip
-_NOT_THERE = "not a git repository: "  # git's own words where the repository is out of sight, as in the home
-_REFUSALS = ("ead-only", "EROFS", "temporary object directory", f"{_NOT_THERE}/", f"{_NOT_THERE}'/")
+_NO_REPOSITORY = "not a git repository: "  # git's words if the repository is hidden, for example in the home
+_REFUSALS = ("ead-only", "EROFS", "temporary object directory", f"{_NO_REPOSITORY}/", f"{_NO_REPOSITORY}'/")
 _POLLING = "CHOKIDAR_USEPOLLING=1 WATCHPACK_POLLING=true WATCHFILES_FORCE_POLLING=true"
-_ASKING = "fumehood ask"  # what a command of a session can type
+_ASK = "fumehood ask"  # the command with which a command of a session asks the person
 
 
-def what_was_blocked(
+def find_blocked(
     run: Run, execution: Execution, network: Network, request: Request, result: CommandResult
 ) -> tuple[Blocked, ...]:
-    """Return what a command was refused, what it may have missed where it failed, and what was thrown away."""
+    """Return what a command was refused, what a failed command may have missed, and what was thrown away."""
     hood, world, session_run = execution.hood, execution.world, execution.session_run
     store, policy, can_ask = hood.store, hood.policy, session_run is not None
     blocked = list(run.blocked)  # connections
@@ -79,84 +79,97 @@ def what_was_blocked(
         blocked.append(limit_reached(OUTPUT, policy.output_limit))
     home = "" if result.visible is None else result.visible.temporary_home
     complaints = run.stdout if run.one_stream else run.stderr
-    blocked += _refused(hood, run, complaints, world, home, can_ask=can_ask)
+    blocked += _refused_writes(hood, run, complaints, world, home, can_ask=can_ask)
     if network.mode != FULL and not any(each.what == "network" for each in run.blocked):
-        blocked += _unreached(run, network, request.hosts, result.outcome.exit.unrouted, _ASKING if can_ask else "")
+        tries = result.outcome.exit.unrouted
+        blocked += _unreached_hosts(run, network, request.hosts, tries, _ASK if can_ask else "")
     blocked += world.blocked
     if session_run is not None:
         blocked += session_run.missing(run)
         if (run.exit_code or run.changed) and len(store.history.unfinished_runs(hood.project.id)) > 1:
-            blocked += _not_seen_by_all(store, run, complaints)
-    if overflows(run.stderr) or overflows(run.stdout):  # of user ids: hardly ever
-        blocked += _refused_by_owners(store.places, hood.project, run, hood.host(), policy.capture)
+            blocked += _unseen_changes(store, run, complaints)
+    if overflow_lines(run.stderr) or overflow_lines(run.stdout):  # rarely
+        blocked += _report_unchangeable_files(store.places, hood.project, run, hood.host(), policy.capture)
     if run.exit_code and hood.withheld_grants:
         from fumehood.service.profiles import report_withheld_grants
 
         blocked += report_withheld_grants(hood.withheld_grants)
     if run.exit_code:
-        blocked += _of_somebody_else(run, complaints)
-        _suspect(blocked, run, policy, world, result, can_ask=can_ask)
+        blocked += _paths_of_others(run, complaints)
+        _add_suspected_causes(blocked, run, policy, world, result, can_ask=can_ask)
     if result.written_to_home:
-        blocked.append(_lost_with_home(result.written_to_home))
+        blocked.append(_files_lost_with_home(result.written_to_home))
     for directory in request.client_directories:
-        hint = f"to ask the person for it: {_ASKING} --write {shell_quote(directory)}"
+        hint = f"to ask the person for it: {_ASK} --write {shell_quote(directory)}"
         blocked.append(Blocked(what=READ_ONLY, detail=directory, hint=hint))
     return tuple(blocked)
 
 
-def _lost_with_home(paths: Sequence[str]) -> Blocked:
-    """Name what a command left in its home."""
-    named = first_names([f"~/{path}" for path in paths], _MOST_NAMED)
+def _files_lost_with_home(paths: Sequence[str]) -> Blocked:
+    """Return the files that a command left in its home."""
+    named = first_names([f"~/{path}" for path in paths], _MAX_NAMED)
     hint = "a command's home is its own and is thrown away with it"
     if any(path.startswith(".") and "/" in path for path in paths):
         hint += "; keep a virtual environment in the project, as .venv"
     return Blocked(what=LEFT_AT_HOME, detail=named, hint=hint)
 
 
-def lacked_room(run: Run, state: str) -> str:
-    """Say why what a command wrote may not be whole for want of room where it was captured; nothing where it is."""
+def why_incomplete(run: Run, state: str) -> str:
+    """Return why the command's files may be incomplete although it ended by itself, or "" if the disk had room.
+
+    If the disk of the layers has room again by now, the command's complaints are the evidence, unless there is so much
+    room that they must mean another disk.
+    """
     if not run.changed:
         return ""
     disk = os.statvfs(state)
-    complaints = run.stdout if run.one_stream else run.stderr
-    return may_be_cut_off(complaints, disk.f_bavail * disk.f_frsize, shortage(state, divisor=2))
+    reason = shortage(state, divisor=2)
+    complaints = (run.stdout if run.one_stream else run.stderr)[-_MAX_READ:]
+    if not reason and any(words in complaints for words in _QUOTA):
+        reason = "the command met a quota of the disk"
+    has_little_room = disk.f_bavail * disk.f_frsize < _MUCH_ROOM
+    if not reason and has_little_room and any(words in complaints for words in _FULL):
+        reason = "the command found no space left"
+    return f"{reason}, so what it wrote may not be whole" if reason else ""
 
 
-def _refused(
+def _refused_writes(
     hood: Hood, run: Run, complaints: str, world: World, home: str, *, can_ask: bool
 ) -> tuple[Blocked, ...]:
-    """Tell what a command could not write."""
+    """Return what a command could not write."""
     if not any(words in text for text in (run.stdout, run.stderr) for words in _REFUSALS):
         return ()
-    if missing := _missing_root(run, world, can_ask=can_ask):
-        return missing
+    if git_directory := _refused_git_directory(run, world, can_ask=can_ask):
+        return git_directory
     from fumehood.core.hints import refused_writes
 
     writable = world.writable(run.roots)
-    how = f"to ask the person for it: {_ASKING} --write" if can_ask else "to let commands write it: fumehood roots add"
+    how = f"to ask the person for it: {_ASK} --write" if can_ask else "to let commands write it: fumehood roots add"
 
     def suggestion_for(path: str) -> tuple[str, str]:
         if world.tree is not None:
             return path, ""
-        # What git names is relative to the top of the work tree.
-        ways = (os.path.normpath(os.path.join(base, path)) for base in (run.cwd, run.project))
-        meant = next((way for way in ways if os.path.isdir(os.path.dirname(way)) and not is_in(way, writable)), path)
-        directory = _addable(hood, meant, home)
-        return meant, f"{how} {shell_quote(directory)}" if directory else ""
+        # Git's paths are relative to the top of the work tree.
+        candidates = (os.path.normpath(os.path.join(base, path)) for base in (run.cwd, run.project))
+        full_path = next(
+            (each for each in candidates if os.path.isdir(os.path.dirname(each)) and not is_in(each, writable)), path
+        )
+        directory = _possible_root(hood, full_path, home)
+        return full_path, f"{how} {shell_quote(directory)}" if directory else ""
 
-    remedy = f"{world.write_hint}; to ask the person for more: {_ASKING} --write DIR" if can_ask else world.write_hint
-    limited = world.write is not None
-    return refused_writes(complaints, writable, remedy, home, is_limited=limited, suggestion_for=suggestion_for)
+    remedy = f"{world.write_hint}; to ask the person for more: {_ASK} --write DIR" if can_ask else world.write_hint
+    is_limited = world.write is not None
+    return refused_writes(complaints, writable, remedy, home, is_limited=is_limited, suggestion_for=suggestion_for)
 
 
-def _addable(hood: Hood, path: str, home: str) -> str:
-    """Return the directory that could be made a root to have a path written; nothing where none should."""
+def _possible_root(hood: Hood, path: str, home: str) -> str:
+    """Return the directory that a person could make a root, so that commands can write a path; "" if there is none."""
     shown = [each for each in hood.policy.show if is_in(path, (each,))]
-    inside = os.path.realpath(os.path.dirname(path))
-    if not os.path.isabs(path) or (not shown and is_in(inside, (*_OF_THE_SYSTEM, *([home] if home else ())))):
+    parent = os.path.realpath(os.path.dirname(path))
+    if not os.path.isabs(path) or (not shown and is_in(parent, (*_SYSTEM_DIRECTORIES, *([home] if home else ())))):
         return ""
     is_repository = any(os.path.isdir(f"{path}/{name}") for name in ("objects", ".git"))
-    for directory in ([path] if is_repository else [*sorted(shown, key=len, reverse=True), inside]):
+    for directory in ([path] if is_repository else [*sorted(shown, key=len, reverse=True), parent]):
         try:
             if os.access(directory, os.W_OK):
                 return hood.store.projects.check_new_root(hood.project, directory)
@@ -165,37 +178,40 @@ def _addable(hood: Hood, path: str, home: str) -> str:
     return ""
 
 
-def _unreached(run: Run, network: Network, hosts: tuple[str, ...], tries: int, asking: str) -> tuple[Blocked, ...]:
-    """Tell which hosts a command did not reach: granted ones where it failed, else that it tried and has no network."""
+def _unreached_hosts(run: Run, network: Network, hosts: tuple[str, ...], tries: int, ask: str) -> tuple[Blocked, ...]:
+    """Return the granted hosts that a failed command did not reach; else, if it tried, that it has no network.
+
+    `tries` counts what it sent where no route leads; `ask` is the command that asks the person, or "".
+    """
     if not tries and not (run.exit_code and run.connections):
         return ()
     from fumehood.core.hints import denied_network, unreached_hosts
 
-    failed = unreached_hosts(run.connections) if run.exit_code else ()
-    return failed or ((denied_network(run.command, run.output, network, hosts, asking),) if tries else ())
+    unreached = unreached_hosts(run.connections) if run.exit_code else ()
+    return unreached or ((denied_network(run.command, run.output, network, hosts, ask),) if tries else ())
 
 
-def _missing_root(run: Run, world: World, *, can_ask: bool) -> tuple[Blocked, ...]:
-    """Offer the directory that a command in a git work tree could not write: its real git directory, or GIT_DIR.
+def _refused_git_directory(run: Run, world: World, *, can_ask: bool) -> tuple[Blocked, ...]:
+    """Return the git directory that a command in a git work tree could not write: GIT_DIR, or the work tree's own.
 
-    To one that ended well, where git has named it, as in `git commit; git log`.
+    A command that succeeded counts too if git has named the directory, as in `git commit; git log`.
     """
     from fumehood.service.roots import git_directory
 
-    named = world.environment.get("GIT_DIR", "")
-    is_missed = os.path.isabs(named) and f"{_NOT_THERE}'{named}'" in run.output
-    directory = named if is_missed else git_directory(run.project)
-    if directory is None or directory in run.roots or not (run.exit_code or is_missed or f"{directory}/" in run.output):
+    by_variable = world.environment.get("GIT_DIR", "")
+    is_hidden = os.path.isabs(by_variable) and f"{_NO_REPOSITORY}'{by_variable}'" in run.output
+    directory = by_variable if is_hidden else git_directory(run.project)
+    if directory is None or directory in run.roots or not (run.exit_code or is_hidden or f"{directory}/" in run.output):
         return ()
-    line = f"{_ASKING} --write {shell_quote(directory)}" if can_ask else f"fumehood roots add {directory}"
+    line = f"{_ASK} --write {shell_quote(directory)}" if can_ask else f"fumehood roots add {directory}"
     hint = f"this is a git work tree, which keeps its history there; {line}"
     return (Blocked(what="write", detail=directory, hint=hint),)
 
 
-def _suspect(
+def _add_suspected_causes(
     blocked: list[Blocked], run: Run, policy: Policy, world: World, result: CommandResult, *, can_ask: bool
 ) -> None:
-    """Add which mask, socket or limit a failed command seems to have met, and what of the home it named and missed."""
+    """Add the mask, socket or limit that a failed command seems to have met, and hidden paths that it named."""
     from fumehood.core.hints import hidden_paths_named, missing_devices, suspected_causes
 
     output = run.stderr or run.stdout
@@ -214,25 +230,26 @@ def _suspect(
         home = world.environment.get("HOME", "/")
         views = [] if result.visible is None else [each for each in result.visible.mounts if isinstance(each, View)]
         hidden = (f"{each.target}/{name}" for each in views for name in each.hidden)
-        closed = [path for path in hidden if is_in(path, SERVICES)]
-        suspects = suspected_causes(output, run.exit_code, policy, home, secret_paths_in_variables(), closed)
+        hidden_sockets = [path for path in hidden if is_in(path, SERVICES)]
+        causes = suspected_causes(output, run.exit_code, policy, home, secret_paths_in_variables(), hidden_sockets)
         is_explained = bool(blocked)
-        blocked += [each for each in suspects if each not in blocked and not (each.what == "limit" and is_explained)]
+        blocked += [each for each in causes if each not in blocked and not (each.what == "limit" and is_explained)]
     if result.visible is not None and result.visible.temporary_home:
-        named = {each.detail for each in blocked}
+        reported = {each.detail for each in blocked}
         for path in hidden_paths_named(output, (result.visible.temporary_home,), result.visible.hides, run.cwd):
-            if path not in named:
+            if path not in reported:
                 hint = f'to show it to commands: show = ["{path}"] in the configuration (fumehood config path)'
                 if can_ask:
-                    hint = f"to ask the person to show it: {_ASKING} --show {shell_quote(path)}"
+                    hint = f"to ask the person to show it: {_ASK} --show {shell_quote(path)}"
                 blocked.append(Blocked(what=HIDDEN_PATH, detail=path, hint=hint))
 
 
-def _not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocked]:
-    """Tell a command what it, and those of its session that still run, don't see of each other; once for each of those.
+def _unseen_changes(store: Store, run: Run, complaints: str) -> Iterator[Blocked]:
+    """Yield what this run and others of its session that still run don't see of each other, once for each of those.
 
-    It missed a file: what it says is evidence only where the other's layer has the file, and the project does not. It
-    changed files: the other, which has run for a while, hears nothing of it, and perhaps does not even see it.
+    This run may have missed a file that another has written: its complaint is evidence only if that layer has the file,
+    and the project does not. And this run may have changed files: a command that has run for a while gets no event of
+    that, and perhaps does not even see the change.
     """
     from fumehood.core.hints import words_of_complaints
 
@@ -251,12 +268,13 @@ def _not_seen_by_all(store: Store, run: Run, complaints: str) -> Iterator[Blocke
         hint = f"run {name} still runs: {sees}; start it again if it goes on with the old files"
         if other.capture == KERNEL:
             hint += f", with {_POLLING} before it, by which most watchers look by themselves"
-        goes_on = run.started_at - other.started_at > _GOES_ON_S
-        if goes_on and not is_addition and not store.history.was_hint_given(run, hint):
+        is_server = run.started_at - other.started_at > _SERVER_AFTER_S
+        if is_server and not is_addition and not store.history.was_hint_given(run, hint):
             yield Blocked(what=OLD_FILES, detail=other.command, hint=hint)
 
 
 def _has_written(store: Store, run: Run, path: str) -> bool:
+    """Return True if a run's layer has a path that the project does not have."""
     for number, root in enumerate(run.roots):
         if path.startswith(f"{root}/") and not os.path.lexists(path):
             parent, name = split(path[len(root) + 1 :])
@@ -271,13 +289,22 @@ def _has_written(store: Store, run: Run, path: str) -> bool:
     return False
 
 
-# ---- Files of other owners: what an overlay failed on is remembered.
+# ---- Files of other owners: those that an overlay could not change are remembered.
 
-_MOST_REMEMBERED, _MOST_TOLD = 8, 3
+_MAX_REMEMBERED, _MAX_REPORTED = 8, 3
+_DENIED = ("permission denied", "operation not permitted")
+# Complaints of a command when an overlay can't copy a file, because the sandbox has no number for its owner, and when
+# the disk is full. C libraries and Node word them differently.
+_OVERFLOW = ("Value too large for", "EOVERFLOW")
+_QUOTA = ("Disk quota exceeded", "EDQUOT")
+_FULL = ("No space left on device", "ENOSPC")
+_MUCH_ROOM = 1 << 30  # bytes, which nothing fills and frees unnoticed
+_MAX_LINES = 20  # of complaints
+_MAX_READ = 1 << 16  # characters at the end of an output, where programs say why they fail
 
 
-def failed_on(places: Places, project: Project) -> list[ForeignFile]:
-    """Return what an overlay could not change in earlier runs, as far as it still is somebody else's."""
+def unchangeable_files(places: Places, project: Project) -> list[ForeignFile]:
+    """Return the files that an overlay could not change in earlier runs, if they still belong to somebody else."""
     paths = [os.fsdecode(each) for each in read(places.foreign_files_list(project.id)).split(b"\0") if each]
     files = still_foreign(project.roots, paths)
     if paths and not files:
@@ -290,102 +317,81 @@ def _remember(places: Places, project: Project, files: Sequence[ForeignFile]) ->
     replace_file(places.foreign_files_list(project.id), paths, by_many=True)
 
 
-def forget_what_was_moved(places: Places, project: Project, run: Run) -> None:
-    """After a run that a copy captured, leave what can only be renamed to the quicker way again."""
+def forget_unwritable_files(places: Places, project: Project, run: Run) -> None:
+    """After a run that a copy captured, forget the files that we can only rename, so that the faster way is used again.
+
+    The files that we may write stay remembered.
+    """
     if run.capture != COPY or not run.changed:
         return
-    files = failed_on(places, project)
+    files = unchangeable_files(places, project)
     if any(not each.is_writable for each in files):
         _remember(places, project, [each for each in files if each.is_writable])
 
 
-def _refused_by_owners(places: Places, project: Project, run: Run, host: Host, wanted: str) -> tuple[Blocked, ...]:
-    """Say which files a command could not change because of whose they are; the next run is captured otherwise."""
-    complaints = overflows(f"{run.stdout}\n{run.stderr}" if run.exit_code else run.stderr)
+def overflow_lines(output: str) -> str:
+    """Return the lines in which a command complains that a file can't be copied, for want of its owner's number."""
+    if not any(words in output for words in _OVERFLOW):
+        return ""
+    lines = output[-_MAX_READ:].splitlines()
+    return "\n".join([line for line in lines if any(words in line for words in _OVERFLOW)][-_MAX_LINES:])
+
+
+def _report_unchangeable_files(
+    places: Places, project: Project, run: Run, host: Host, wanted: str
+) -> tuple[Blocked, ...]:
+    """Return the files that a command could not change because of their owners, and remember them for the next run."""
+    complaints = overflow_lines(f"{run.stdout}\n{run.stderr}" if run.exit_code else run.stderr)
     if not complaints:
         return ()
-    has_inner = any(path for _, path in outermost_roots(run.roots))
-    if run.capture not in (KERNEL, BWRAP) and not has_inner:
+    has_inner_root = any(path for _, path in outermost_roots(run.roots))
+    if run.capture not in (KERNEL, BWRAP) and not has_inner_root:
         return ()
-    choice = choose(host, wanted, run.roots, failed_on(places, project))
+    choice = choose(host, wanted, run.roots, unchangeable_files(places, project))
     way, roots = (run.capture, run.roots) if run.capture in (KERNEL, BWRAP) else (KERNEL, choice.overlaid)
-    # As the run had it: groups are mapped only where one was seen.
-    had = host.replace(groups=choice.groups)
-    files = [each for each in examples_of_foreign_files(roots, complaints) if not can_change(had, way, each)]
+    # The host as the run had it: groups are mapped only if a file of theirs was seen.
+    host_of_run = host.replace(groups=choice.groups)
+    files = [each for each in examples_of_foreign_files(roots, complaints) if not can_change(host_of_run, way, each)]
     if not files:
         return ()
-    _remember(places, project, files[:_MOST_REMEMBERED])
-    again = choose(host, wanted, run.roots, files)
-    then = "leave `capture` out of the configuration, so that another way is used"
-    if again.way != way:
-        then = f"run it again: the next run is captured by {LABELS[again.way]}"
-    elif again.groups != had.groups:
-        then = "run it again: the next run knows the group"
-    hint = f"{LABELS[way]} could not change it; {then}. fumehood doctor says how to fix it for good"
-    return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in files[:_MOST_TOLD])
+    _remember(places, project, files[:_MAX_REMEMBERED])
+    next_choice = choose(host, wanted, run.roots, files)
+    advice = "leave `capture` out of the configuration, so that another way is used"
+    if next_choice.way != way:
+        advice = f"run it again: the next run is captured by {LABELS[next_choice.way]}"
+    elif next_choice.groups != choice.groups:
+        advice = "run it again: the next run knows the group"
+    hint = f"{LABELS[way]} could not change it; {advice}. fumehood doctor says how to fix it for good"
+    return tuple(Blocked(what="write", detail=each.description, hint=hint) for each in files[:_MAX_REPORTED])
 
 
-_CLOSED = ("permission denied", "operation not permitted")
-
-
-def _of_somebody_else(run: Run, complaints: str) -> tuple[Blocked, ...]:
-    """Say to root, who may write everything outside, whose a path of the project is that a command was refused."""
-    if os.geteuid() != 0 or not any(words in complaints.lower() for words in _CLOSED):
+def _paths_of_others(run: Run, complaints: str) -> tuple[Blocked, ...]:
+    """Return, for root, refused paths of the project with their owners: outside the hood, root may write them."""
+    if os.geteuid() != 0 or not any(words in complaints.lower() for words in _DENIED):
         return ()
     from fumehood.core.hints import words_of_complaints
 
-    me = os.stat(run.project).st_uid
-    named = [os.path.normpath(os.path.join(run.cwd, word)) for word in words_of_complaints(complaints, _CLOSED)]
-    theirs = dict.fromkeys(filter(None, (_outermost_of_others(path, run.roots, me) for path in named)))
+    run_user = os.stat(run.project).st_uid
+    paths = [os.path.normpath(os.path.join(run.cwd, word)) for word in words_of_complaints(complaints, _DENIED)]
+    foreign = dict.fromkeys(filter(None, (_outermost_foreign_path(path, run.roots, run_user) for path in paths)))
     blocked = []
-    for path, user in list(theirs)[:_MOST_TOLD]:
-        whose = f"it belongs to {user_name(user)}, and commands run as {user_name(me)} here"
-        hint = f"{whose}; to give it to them: chown -R {me} {shell_quote(path)}"
+    for path, owner in list(foreign)[:_MAX_REPORTED]:
+        whose = f"it belongs to {user_name(owner)}, and commands run as {user_name(run_user)} here"
+        hint = f"{whose}; to give it to them: chown -R {run_user} {shell_quote(path)}"
         blocked.append(Blocked(what="write", detail=path, hint=hint))
     return tuple(blocked)
 
 
-def _outermost_of_others(path: str, roots: Sequence[str], me: int) -> tuple[str, int] | None:
-    """Return the outermost directory on the way to a path of a root that is not ours, and whose it is."""
+def _outermost_foreign_path(path: str, roots: Sequence[str], user: int) -> tuple[str, int] | None:
+    """Return the outermost part of a root's path that does not belong to a user, with its owner."""
     root = next((root for root in roots if path.startswith(f"{root}/")), path)
     outermost = None
     while path != root:
         try:
-            user = os.lstat(path).st_uid
+            owner = os.lstat(path).st_uid
         except (OSError, ValueError):
-            user = me  # it is gone, or only a word of a complaint
-        if user != me:
-            outermost = path, user
+            owner = user  # it is gone, or it is only a word of a complaint
+        if owner != user:
+            outermost = path, owner
         path = os.path.dirname(path)
     return outermost
-
-
-# What a command complains of where an overlay can't copy a file for want of an owner's number, or the disk is full.
-_OVERFLOW = ("Value too large for", "EOVERFLOW")  # as the C libraries and as Node say it
-_QUOTA = ("Disk quota exceeded", "EDQUOT")
-_FULL = ("No space left on device", "ENOSPC")
-_FAR_FROM_FULL = 1 << 30  # bytes that nobody fills and frees without being seen
-_MOST_LINES = 20  # complaints read
-_LOOKED_AT = 1 << 16  # characters of the end, where a failure is told
-
-
-def overflows(output: str) -> str:
-    """Return the lines in which a command complains of what an overlay can't copy for want of an owner's number."""
-    if not any(words in output for words in _OVERFLOW):
-        return ""
-    lines = output[-_LOOKED_AT:].splitlines()
-    return "\n".join([line for line in lines if any(words in line for words in _OVERFLOW)][-_MOST_LINES:])
-
-
-def may_be_cut_off(complaints: str, free: int, lacking: str) -> str:
-    """Say why what a command wrote may not be whole, though it ended by itself; nothing where the disk had room.
-
-    `lacking` is what its layers' disk lacks now. Where that has room again, what the command complains of tells,
-    unless there is so much that it must mean another disk.
-    """
-    said = complaints[-_LOOKED_AT:]
-    if not lacking and any(words in said for words in _QUOTA):
-        lacking = "the command met a quota of the disk"
-    if not lacking and free < _FAR_FROM_FULL and any(words in said for words in _FULL):
-        lacking = "the command found no space left"
-    return f"{lacking}, so what it wrote may not be whole" if lacking else ""

@@ -1,4 +1,4 @@
-"""What a command would see and may do, without running it; what commands find, asked in a sandbox; what works here."""
+"""What a command would see and may do, without running it; what commands find in a sandbox; what works here."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fumehood.linux.probe import FIX, Host, read_text
 from fumehood.linux.streams import RECORD_LIMIT
 from fumehood.linux.survey import device_fault
 from fumehood.service import layers as layering
-from fumehood.service.blocked import failed_on
+from fumehood.service.blocked import unchangeable_files
 from fumehood.service.hood import Caller, Hood
 from fumehood.service.running import Execution, output_streams
 from fumehood.service.sandbox import build_world
@@ -41,11 +41,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_OWNERS = {True: "not changed: giving a file to somebody else does nothing", False: "changed as the kernel allows"}
+_OWNER_RULES = {
+    True: "not changed: giving a file to somebody else does nothing", False: "changed as the kernel allows",
+}  # fmt: skip
 
 
-def explained(hood: Hood, request: Request) -> dict[str, Any]:
-    """Return everything that decides how a request would run; nothing is run, and nothing is kept."""
+def explain_request(hood: Hood, request: Request) -> dict[str, Any]:
+    """Return everything that decides how a request would run; this runs nothing, and keeps nothing."""
     hood, request = hood.with_profiles(request)
     host = hood.host()
     if host.why_bare:
@@ -55,7 +57,7 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
 
         hood, request = with_write_limit(hood, request)
     project = hood.project
-    choice = capturing.choose(host, hood.policy.capture, project.roots, failed_on(hood.store.places, project))
+    choice = capturing.choose(host, hood.policy.capture, project.roots, unchangeable_files(hood.store.places, project))
     name = new_id()
     with _unrecorded(hood, name, choice, build_world(hood, request, name)) as execution:
         visible, world = execution.would_see(), execution.world
@@ -68,7 +70,7 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
         "cwd": world.start_directory(request.cwd, project.path), "shell": world.shell,
         "capture": choice.way, "capture_by": choice.why or capturing.LABELS[choice.way],
         "network": network.mode, "hosts": list(network.hosts), "user": None if owner is None else owner.user,
-        "owners": _OWNERS[world.pretends_owners(execution.user)],
+        "owners": _OWNER_RULES[world.pretends_owners(execution.user)],
         "mounts": [
             {"path": each.target, "what": each.describe(), "why": each.why, "writable": each.is_writable}
             for each in {each.target: each for each in visible.mounts if not isinstance(each, Seal)}.values()
@@ -79,7 +81,7 @@ def explained(hood: Hood, request: Request) -> dict[str, Any]:
 
 
 def look_inside(hood: Hood, script: str, root: str, timeout: float) -> str:
-    """Return what a script of our own prints in the sandbox; it is not recorded, and changes nothing."""
+    """Run a script of our own in the sandbox and return what it prints; this is not recorded, and changes nothing."""
     places, project, policy = hood.store.places, hood.project, hood.policy
     world = host_or_tree_world(places, policy, root or policy.root, project.roots, owner_of(project.path), project.id)
     choice = capturing.choose(hood.host(), policy.capture, project.roots)
@@ -97,7 +99,7 @@ def look_inside(hood: Hood, script: str, root: str, timeout: float) -> str:
 
 @contextmanager
 def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -> Iterator[Execution]:
-    """Have layers for a command that no record will tell of; they are dropped at the end."""
+    """Yield the execution of a command that is not recorded; its layers are dropped at the end."""
     places, roots = hood.store.places, hood.project.roots
     with layering.RunDirectory(places, name) as directory:
         directory.create()
@@ -112,14 +114,16 @@ def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -
             layering.drop(places, name)
 
 
-# What commands find in their sandbox is asked inside it. Only what programs say of their versions is remembered, for as
-# long as their files are the same: to start all of them takes seconds.
+# ---- What commands find in their sandbox, found by a script in it.
+#
+# Only the versions of programs are kept, as long as the programs' files are the same: starting all of them is slow.
+
 _FORMAT = 5
-_PATIENCE_S = 300.0  # a program that hangs costs this much, and its version
-_MOST_KEPT = 50
-_SETTLED_S = 2  # a file that changed later may change again without another time
-# What a package manager writes whenever it changes anything: then all programs are asked again.
-_PACKAGES = (
+_TIME_LIMIT_S = 300.0  # a program that hangs costs this time, and its version stays unknown
+_MAX_KEPT = 50  # files in the cache
+_SETTLED_S = 2  # a file that changed more recently may change again without a new time
+# Files that package managers write with every change: then all programs are asked again.
+_PACKAGE_DATABASES = (
     "var/lib/dpkg/status", "var/lib/rpm", "usr/lib/sysimage/rpm", "lib/apk/db/installed", "var/lib/pacman/local",
     "nix/var/nix/profiles",
 )  # fmt: skip
@@ -132,15 +136,15 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
     layering.require_roots_exist(hood.project.roots)
     project = hood.project
     world = host_or_tree_world(store.places, policy, root, project.roots, owner_of(project.path), project.id)
-    path = f"{store.places.cache}/capabilities/{_key(world, hood)}"
+    path = f"{store.places.cache}/capabilities/{_cache_key(world, hood)}"
     remembered: dict[str, str] = {} if fresh else cache.load(path) or {}
     asked_at = time.time()
-    facts, versions = parse_facts(look_inside(hood, facts_script(remembered), root, _PATIENCE_S), remembered)
+    facts, versions = parse_facts(look_inside(hood, facts_script(remembered), root, _TIME_LIMIT_S), remembered)
     if not facts:
         raise FumehoodError("the sandbox did not describe itself", hint="fumehood run -- true shows what is wrong")
-    # The last two words of what identifies a program are when its file was changed.
+    # A program's identity ends with the times when its file was changed.
     changed_at = {each: max(map(float, each.split()[-2:])) for each in versions}
-    _remember(path, {each: versions[each] for each in versions if changed_at[each] < asked_at - _SETTLED_S})
+    _save_versions(path, {each: versions[each] for each in versions if changed_at[each] < asked_at - _SETTLED_S})
     network = "the whole network of this machine"
     if policy.network != FULL:
         network = f"only {', '.join(policy.hosts)}" if policy.hosts else "none"
@@ -158,11 +162,11 @@ def capabilities(hood: Hood, root: str = "", *, fresh: bool = False) -> Capabili
     })  # fmt: skip
 
 
-def _key(world: World, hood: Hood) -> str:
-    """Return a name that changes with everything but the programs' files that their versions may depend on."""
+def _cache_key(world: World, hood: Hood) -> str:
+    """Return a name that changes with everything that versions may depend on, except the programs' own files."""
     tops = [""] if world.tree is None else [world.tree.path, *([f"{world.layer}/upper"] if world.layer else [])]
     parts = [_FORMAT, os.geteuid(), read_text("/proc/sys/kernel/random/boot_id"), *hood.project.roots, *tops]
-    for file in (f"{top}/{each}" for top in tops for each in _PACKAGES):
+    for file in (f"{top}/{each}" for top in tops for each in _PACKAGE_DATABASES):
         try:
             status = os.stat(file, follow_symlinks=False)
             parts.append((file, status.st_ino, status.st_mtime_ns, status.st_ctime_ns))
@@ -171,21 +175,21 @@ def _key(world: World, hood: Hood) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
 
-def _remember(path: str, versions: dict[str, str]) -> None:
-    """Keep the versions; a cache that can't be written only costs time."""
+def _save_versions(path: str, versions: dict[str, str]) -> None:
+    """Save the versions; a cache that can't be written only costs time."""
     cache.save(path, versions)
     try:
-        kept = sorted(os.scandir(os.path.dirname(path)), key=lambda entry: entry.stat().st_mtime_ns)
-        for entry in kept[:-_MOST_KEPT]:
+        files = sorted(os.scandir(os.path.dirname(path)), key=lambda entry: entry.stat().st_mtime_ns)
+        for entry in files[:-_MAX_KEPT]:
             os.unlink(entry.path)
     except OSError:
         return
 
 
-# ---- What a configuration asks for and does not get on this machine: told by `config check`, in the way of no command.
+# ---- Settings that have no effect on this machine. `config check` reports them; they stop no command.
 
-def remarks(path: str, checked: CheckedConfiguration) -> tuple[Complaint, ...]:
-    """Return what of a configuration without mistakes has no effect here, by line."""
+def settings_without_effect(path: str, checked: CheckedConfiguration) -> tuple[Complaint, ...]:
+    """Return the settings of a valid configuration that have no effect here, by line."""
     with open(path, encoding="utf-8-sig") as file:
         lines = line_numbers(file.read())
     complaints = []
@@ -198,25 +202,26 @@ def remarks(path: str, checked: CheckedConfiguration) -> tuple[Complaint, ...]:
         settings = checked.settings.get(project, {})
         policy = everywhere.with_settings(settings) if above else everywhere
         for each in settings.get(name, ()):
-            message, hint = _of_device(each) if name == "devices" else _of_unmask(each, policy, project)
+            message, hint = _device_remark(each) if name == "devices" else _unmask_remark(each, policy, project)
             if message:
                 key = dotted_name(place)
                 complaints.append(Complaint(line=line, key=key, message=f"{each}: {message}", hint=hint))
     return by_line(complaints)
 
 
-def _of_device(path: str) -> tuple[str, str]:
+def _device_remark(path: str) -> tuple[str, str]:
+    """Return why commands can't use a device, and what to do; "" and "" if they can."""
     fault = device_fault(path)
     if not fault and not os.access(path, os.R_OK | os.W_OK):
         return "it is closed to you, and so to your commands", "fumehood doctor says to whom it is open"
     return fault, ""
 
 
-def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
-    """Say why a path stays hidden although a person unmasks it, and what to do; nothing where it does not."""
+def _unmask_remark(path: str, policy: Policy, project: str) -> tuple[str, str]:
+    """Return why a path stays hidden although a person unmasks it, and what to do; "" and "" if it is shown."""
     own = path.rstrip("/").removeprefix("./")
     if not own.startswith("/"):
-        return _of_relative(own, [each.rstrip("/").removeprefix("./") for each in policy.mask])
+        return _relative_unmask_remark(own, [each.rstrip("/").removeprefix("./") for each in policy.mask])
     if is_in(own, FRESH):
         hint = f'devices = ["{own}"]' if is_in(own, ("/dev",)) and not device_fault(own) else ""
         return "every command has its own, and none of the host's", hint
@@ -229,11 +234,11 @@ def _of_unmask(path: str, policy: Policy, project: str) -> tuple[str, str]:
         return f"{masked_parent} is masked whole, and lies in the project", hint
     if os.path.exists(own) and stat.S_ISSOCK(os.stat(own).st_mode):
         return "a socket of the host's can't be connected to, masked or not", "start the service in the command"
-    # What is not there may come.
+    # A path that does not exist may be made later.
     return ("you can't read it yourself", "") if os.path.exists(own) and not os.access(own, os.R_OK) else ("", "")
 
 
-def _of_relative(path: str, masked: list[str]) -> tuple[str, str]:
+def _relative_unmask_remark(path: str, masked: list[str]) -> tuple[str, str]:
     masked_parent = next((each for each in masked if is_below(path, each)), "")
     if path in masked:
         return "", ""
@@ -242,10 +247,10 @@ def _of_relative(path: str, masked: list[str]) -> tuple[str, str]:
     return "nothing of this name is masked", "a relative path takes back one of `mask`"
 
 
-# ---- A thorough look at this machine, at our own records and at the project at hand: what works, what is missing.
+# ---- A thorough examination of this machine, our own records and the project: what works, and what is missing.
 
 class Examination(Value):
-    """What was seen; `wanted` is the way of capturing that the configuration asks for."""
+    """The result; `wanted` is the way of capturing that the configuration asks for, or ""."""
 
     host: Host
     abilities: tuple[Ability, ...]
@@ -258,18 +263,18 @@ class Examination(Value):
 
     @property
     def why_this_capture(self) -> str:
-        """Say why this way of capturing is in force: what the better ones lack."""
+        """Why this way of capturing is in force: what the better ways lack."""
         if self.host.why_bare:
             return self.host.why_bare
         if self.wanted:
             refusal = self.host.refusal(self.wanted)
             return f"the configuration asks for it{refusal and f', but it does not work here: {refusal}'}"
         better = probe.CAPTURES[: probe.CAPTURES.index(self.host.captures[0])]
-        lacking = [f"{capturing.LABELS[name]} does not work here: {self.host.refusal(name)}" for name in better]
-        return "; ".join(lacking) or "it is the best way there is"
+        reasons = [f"{capturing.LABELS[name]} does not work here: {self.host.refusal(name)}" for name in better]
+        return "; ".join(reasons) or "it is the best way there is"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as `fumehood doctor --json` prints it."""
+        """Return the result as `fumehood doctor --json` prints it."""
         return {
             "sandbox": not self.host.why_bare,
             "capture": self.capture,
@@ -280,35 +285,37 @@ class Examination(Value):
         }
 
 
-def examined(store: Store, project: Project | None = None) -> Examination:
-    """Look at this machine afresh, at what we keep, and at how a project's writes are captured."""
+def examine(store: Store, project: Project | None = None) -> Examination:
+    """Examine this machine without the cache, our records, and how a project's writes are captured."""
     state = store.places.state
-    lacking = shortage_to_begin(state)
-    if lacking:
+    lacking_room = shortage_to_begin(state)
+    if lacking_room:
         release_reserve_if_full(state)
     if shortage(state):
-        # Whatever is tried out there would seem not to work.
-        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking}", hint=room_hint(state))
+        # Everything that is tried there would seem not to work.
+        raise NoRoom(f"nothing can be tested, and no command can begin: {lacking_room}", hint=room_hint(state))
     host = probe.host(store.places.cache, state, fresh=True)
     room = Ability(
-        name="room for records", works=not lacking, detail=lacking or f"enough in {state}",
+        name="room for records", works=not lacking_room, detail=lacking_room or f"enough in {state}",
         fix=room_hint(state), needed="required",
     )  # fmt: skip
-    lost = layering.unrecorded_directories(store)
-    detail = f"directories of runs without a record: {len(lost)}" if lost else "every run's directory is recorded"
-    records = Ability(name="records", works=not lost, detail=detail, fix=layering.MEND)
+    unrecorded = layering.unrecorded_directories(store)
+    detail = "every run's directory is recorded"
+    if unrecorded:
+        detail = f"directories of runs without a record: {len(unrecorded)}"
+    records = Ability(name="records", works=not unrecorded, detail=detail, fix=layering.MEND)
     try:
         policy = policy_for(store.places, ()) if project is None else store.policy_of(project)
     except BadConfiguration:
-        policy = Policy()  # `config check` tells of it
+        policy = Policy()  # `config check` reports the mistake
     abilities = [room, records, *doctor.examine_devices(policy.devices), *doctor.examine(state, host)]
     if project is not None and not host.why_bare:
-        strangers = failed_on(store.places, project)
-        abilities.append(doctor.examine_roots(host, policy.capture, project.roots, strangers))
+        foreign_files = unchangeable_files(store.places, project)
+        abilities.append(doctor.examine_roots(host, policy.capture, project.roots, foreign_files))
     return Examination(host=host, abilities=tuple(abilities), wanted=policy.capture)
 
 
-# ---- Whether a sandbox can be had here, for programs that want to know before they offer one.
+# ---- Whether commands can be sandboxed here, for programs that want to know before they offer a sandbox.
 
 class Availability(Value):
     """Whether commands can be sandboxed here; true if they can.
@@ -327,14 +334,14 @@ class Availability(Value):
 
 
 def available() -> Availability:
-    """Say whether a sandbox can be had, which way, or why not; never raises. What was tried once is remembered."""
+    """Say whether a sandbox can be had, which way, or why not; never raises. The result of a trial is remembered."""
     try:
-        ours = places()
-        machine = probe.host(ours.cache, ours.state)
+        own_places = places()
+        host = probe.host(own_places.cache, own_places.state)
     except (FumehoodError, OSError, UnicodeError) as error:
         plain = as_fumehood_error(error)
         return Availability(ok=False, reason=plain.message, hint=plain.hint)
-    if machine.why_bare:
-        reason, _, fix = machine.why_bare.partition(FIX)
+    if host.why_bare:
+        reason, _, fix = host.why_bare.partition(FIX)
         return Availability(ok=False, reason=reason, hint=fix or "fumehood doctor says what is missing")
-    return Availability(ok=True, way=machine.captures[0])
+    return Availability(ok=True, way=host.captures[0])

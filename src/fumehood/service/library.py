@@ -147,9 +147,9 @@ class Sandbox(Commands):
 
     def doctor(self) -> dict[str, Any]:
         """Look at this machine and project afresh, and return what `fumehood doctor --json` prints."""
-        from fumehood.service.explain import examined
+        from fumehood.service.explain import examine
 
-        return examined(self._store, self._project).as_dict()
+        return examine(self._store, self._project).as_dict()
 
     def refusal(self, error: FumehoodError) -> str:
         """Write an error as a model gets it, so that it can be told from what a command prints."""

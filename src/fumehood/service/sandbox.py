@@ -284,9 +284,9 @@ class Attempt:
         store, project, places = hood.store, hood.project, hood.store.places
         failed_files: Sequence[ForeignFile] = ()
         if os.path.exists(places.foreign_files_list(project.id)):
-            from fumehood.service.blocked import failed_on
+            from fumehood.service.blocked import unchangeable_files
 
-            failed_files = failed_on(places, project)
+            failed_files = unchangeable_files(places, project)
         choice = capturing.choose(hood.host(), hood.policy.capture, run.roots, failed_files)
         run.capture, run.reason = choice.way, "; ".join(filter(None, (run.reason, choice.why)))
         if request.each_command and (run.capture != capturing.KERNEL or run.mode != APPLY):
@@ -448,11 +448,11 @@ class Attempt:
 
     def _judge(self, execution: Execution, result: CommandResult, layers: Sequence[Layer]) -> str:
         """Give each change its verdict, and note what the command was refused; returns what cut it short, or ""."""
-        from fumehood.service.blocked import lacked_room, what_was_blocked
+        from fumehood.service.blocked import find_blocked, why_incomplete
 
         store, run = self.hood.store, self.run
-        run.blocked = what_was_blocked(run, execution, self.network, self.request, result)
-        ended_by = self._cut_short_by(result.outcome) or lacked_room(run, store.places.state)
+        run.blocked = find_blocked(run, execution, self.network, self.request, result)
+        ended_by = self._cut_short_by(result.outcome) or why_incomplete(run, store.places.state)
         if run.changed or ended_by:
             from fumehood.service.verdicts import give_verdicts
 
@@ -489,12 +489,12 @@ class Attempt:
     # ---- 5. Settle and apply: service/settle.py. Then the report is completed.
 
     def _finish_report(self) -> None:
-        from fumehood.service.blocked import forget_what_was_moved
+        from fumehood.service.blocked import forget_unwritable_files
 
         store, project, run = self.hood.store, self.hood.project, self.run
         # Only now: a command that is run again must begin in the same directory as the first time.
         run.ended_in = self.session_run.save(self.world.outside) if self.session_run is not None else ""
-        forget_what_was_moved(store.places, project, run)
+        forget_unwritable_files(store.places, project, run)
         if run.draft is not None and run.state == HELD:
             from fumehood.service.drafts import prepare_next_run
 

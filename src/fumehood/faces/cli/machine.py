@@ -29,7 +29,7 @@ from fumehood.linux import doctor
 from fumehood.rootfs.tree import Installed, read_mark
 from fumehood.service import recover
 from fumehood.service.clean import DEFAULT_DAYS, MAX_NAMED, Freed, clean
-from fumehood.service.explain import Examination, examined
+from fumehood.service.explain import Examination, examine
 from fumehood.service.opened import OpenedStore
 from fumehood.service.projects import clear_workspace, remove_workspace, reset_root, root_layer_of, size_of
 from fumehood.store.config import policy_for
@@ -258,7 +258,7 @@ def _doctor(options: argparse.Namespace) -> int:
         if options.project or options.workspace:
             raise
         project = None
-    examination = examined(context.store, project)
+    examination = examine(context.store, project)
     return print_examination(examination, as_json=context.as_json, colour=Paint().on, out=sys.stdout)
 
 

@@ -300,9 +300,9 @@ def _check_config(context: Context, path: str) -> int:
     checked = compile_file(path)[1]
     complaints, config_remarks = checked.complaints, tuple[Complaint, ...]()
     if not complaints:
-        from fumehood.service.explain import remarks
+        from fumehood.service.explain import settings_without_effect
 
-        config_remarks = remarks(path, checked)
+        config_remarks = settings_without_effect(path, checked)
         # Loading also checks who can write the file.
         load_settings(context.store.places, _roots_here(context))
     lines = []

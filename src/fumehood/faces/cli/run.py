@@ -526,7 +526,7 @@ def _print_explanation(options: CommandLine, as_json: bool) -> None:
     policy = store.policy_of(project)
     hood = Hood(store, project, policy, start)
     request = _build_request(options, project, policy)
-    explanation = _with_directory(store, options, request, lambda request: explain.explained(hood, request))
+    explanation = _with_directory(store, options, request, lambda request: explain.explain_request(hood, request))
     if as_json:
         _print_json(explanation)
         return
