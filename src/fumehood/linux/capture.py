@@ -200,7 +200,7 @@ KERNEL, BWRAP, FUSE, COPY = "kernel", "bwrap", "fuse", "copy"
 LABELS = {KERNEL: "the kernel's overlay", BWRAP: "bubblewrap's --overlay", FUSE: "fuse-overlayfs", COPY: "a copy"}
 
 
-class Choice(Value):
+class CaptureChoice(Value):
     """The chosen way of capturing; `why` says why it is not the best that works on this host."""
 
     way: str
@@ -209,7 +209,7 @@ class Choice(Value):
     overlaid: tuple[str, ...] = ()  # roots inside other roots that the kernel's overlay captures nevertheless
 
 
-def choose(host: Host, wanted: str, roots: Sequence[str], failed_files: Sequence[ForeignFile] = ()) -> Choice:
+def choose(host: Host, wanted: str, roots: Sequence[str], failed_files: Sequence[ForeignFile] = ()) -> CaptureChoice:
     """Choose the way of capturing for some roots: the wanted one, or the best that works for them.
 
     `failed_files` are foreign files that an earlier command could not change by an overlay.
@@ -223,7 +223,7 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_files: Sequence
         raise OverlayUnavailable(f"nothing can be sandboxed here: {host.why}", hint="fumehood doctor")
     top_files = [] if host.every_id and ways[0] == KERNEL else foreign_files_at_top(roots)
     if wanted:
-        return Choice(way=wanted, groups=_groups_to_map(host, wanted, (*top_files, *failed_files)))
+        return CaptureChoice(way=wanted, groups=_groups_to_map(host, wanted, (*top_files, *failed_files)))
     mounts = unshown_mounts(host, roots)
     obstacles = {way: _obstacle(host, way, mounts, top_files, failed_files) for way in ways}
     best, way = ways[0], next((way for way in ways if not obstacles[way]), "")
@@ -238,8 +238,8 @@ def choose(host: Host, wanted: str, roots: Sequence[str], failed_files: Sequence
     overlaid = _overlaid_inner_roots(host, roots, top_files, failed_files) if way in (FUSE, COPY) else ()
     if overlaid:
         files = [file for file in (*top_files, *failed_files) if is_in(file.full_path, overlaid)]
-        return Choice(way=way, why=why, groups=_groups_to_map(host, KERNEL, files), overlaid=overlaid)
-    return Choice(way=way, why=why, groups=_groups_to_map(host, way, (*top_files, *failed_files)))
+        return CaptureChoice(way=way, why=why, groups=_groups_to_map(host, KERNEL, files), overlaid=overlaid)
+    return CaptureChoice(way=way, why=why, groups=_groups_to_map(host, way, (*top_files, *failed_files)))
 
 
 def unshown_mounts(host: Host, roots: Sequence[str]) -> list[str]:
