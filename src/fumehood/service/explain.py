@@ -98,7 +98,7 @@ def look_inside(hood: Hood, script: str, root: str, timeout: float) -> str:
 
 
 @contextmanager
-def _unrecorded(hood: Hood, name: str, choice: capturing.Choice, world: World) -> Iterator[Execution]:
+def _unrecorded(hood: Hood, name: str, choice: capturing.CaptureChoice, world: World) -> Iterator[Execution]:
     """Yield the execution of a command that is not recorded; its layers are dropped at the end."""
     places, roots = hood.store.places, hood.project.roots
     with layering.RunDirectory(places, name) as directory:
