@@ -20,8 +20,8 @@ from fumehood.core.syscalls import (
     PRETENDED_OWNERS,
     RULES,
     X86_64,
-    number,
-    program,
+    call_number,
+    filter_program,
 )
 from fumehood.linux import confine
 from fumehood.linux.confine import architecture, load_syscall_filter
@@ -42,12 +42,12 @@ def test_every_rule_of_the_table_refuses_with_its_own_error(sandbox):
     wanted, lines = [], []
     for rule in RULES:
         for call in rule.calls:
-            found = number(call, architecture())
+            found = call_number(call, architecture())
             if found is None:
                 continue
             arguments = [0] * 6
-            for argument in rule.when:
-                arguments[argument.index] = 40 if argument.test == "none of" else argument.values[0]
+            for condition in rule.conditions:
+                arguments[condition.argument] = 40 if condition.test == "none of" else condition.values[0]
             lines.append(" ".join(map(str, (found, *arguments))))
             wanted.append((call, rule.error))
     run = sandbox.run(["python3", "-I", "-S", "-c", CALL, *lines])
@@ -90,7 +90,7 @@ def test_without_views_the_command_gets_no_unix_socket_that_could_reach_the_host
 @pytest.mark.parametrize("name", [X86_64, AARCH64])
 @pytest.mark.parametrize("more", [(), NO_UNIX_SOCKETS, PRETENDED_OWNERS, (*NO_UNIX_SOCKETS, *PRETENDED_OWNERS)])
 def test_a_program_is_well_formed_for_every_machine(name, more):
-    text = program(name, more)
+    text = filter_program(name, more)
     lines = [struct.unpack("=HBBI", text[at : at + 8]) for at in range(0, len(text), 8)]
     for place, (code, yes, no, _) in enumerate(lines):
         if code in {0x15, 0x35, 0x45}:
@@ -132,15 +132,15 @@ OWNERS = [
 @pytest.mark.parametrize("besides", [(), NO_UNIX_SOCKETS])
 @pytest.mark.parametrize(("user", "group", "wanted"), OWNERS)
 def test_only_an_owner_other_than_root_is_pretended(name, calls, besides, user, group, wanted):
-    pretending, real = program(name, (*besides, *PRETENDED_OWNERS)), program(name, besides)
+    pretending, real = filter_program(name, (*besides, *PRETENDED_OWNERS)), filter_program(name, besides)
     found = set()
     for rule in PRETENDED_OWNERS:
         for call in rule.calls:
-            at = number(call, name)
+            at = call_number(call, name)
             if at is None:
                 continue
             arguments = [7] * 6
-            arguments[rule.when[0].index], arguments[rule.when[1].index] = user, group
+            arguments[rule.conditions[0].argument], arguments[rule.conditions[1].argument] = user, group
             assert answer(pretending, name, at, arguments) == wanted
             assert answer(real, name, at, arguments) == ALLOW
             found.add(at)
@@ -149,8 +149,8 @@ def test_only_an_owner_other_than_root_is_pretended(name, calls, besides, user, 
 
 @pytest.mark.parametrize("name", [X86_64, AARCH64])
 def test_pretending_leaves_every_other_call_as_it_was(name):
-    pretending, real = program(name, PRETENDED_OWNERS), program(name)
-    owners = {number(call, name) for rule in PRETENDED_OWNERS for call in rule.calls}
+    pretending, real = filter_program(name, PRETENDED_OWNERS), filter_program(name)
+    owners = {call_number(call, name) for rule in PRETENDED_OWNERS for call in rule.calls}
     for call in set(range(600)) - owners:
         for word in (0, 1, 5, 1000, 0x7E020000, 0xFFFFFFFF):
             arguments = [word] * 6
@@ -164,11 +164,11 @@ def test_every_call_that_changes_an_owner_is_pretended_by_the_kernel(sandbox):
     lines = []
     for rule in PRETENDED_OWNERS:
         for call in rule.calls:
-            at = number(call, architecture())
+            at = call_number(call, architecture())
             for ids in [(5, -1), (-1, 5), (0, 0)] if at is not None else []:
                 arguments = [-1] * 5  # no descriptor, and no address of a name: a real call fails
-                for argument, each in zip(rule.when, ids, strict=True):
-                    arguments[argument.index] = each
+                for condition, each in zip(rule.conditions, ids, strict=True):
+                    arguments[condition.argument] = each
                 lines.append(" ".join(map(str, (at, *arguments))))
     run = sandbox.run(["python3", "-I", "-S", "-c", CALL, *lines])
     told = run.stdout.split()
@@ -197,7 +197,7 @@ def test_the_numbers_are_those_of_the_kernels_headers():
     done = subprocess.run(line, capture_output=True, text=True, check=False)
     need(done.returncode == 0, "there are no kernel headers")
     known = dict(re.findall(r"#define __NR_(\w+) (\d+)$", done.stdout, flags=re.MULTILINE))
-    ours = {call: str(number(call, architecture())) for call in known.keys() & NUMBERS.keys()}
+    ours = {call: str(call_number(call, architecture())) for call in known.keys() & NUMBERS.keys()}
     assert ours == {call: known[call] for call in ours}
     assert len(known.keys() & NUMBERS.keys()) > 35
 
@@ -224,7 +224,7 @@ def test_a_filter_is_compiled_once_and_recalled_after_that(tmp_path, monkeypatch
     first = load_syscall_filter(str(tmp_path), unix_sockets=True)
     (kept,) = tmp_path.iterdir()
     assert kept.stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr(syscalls, "program", None)
+    monkeypatch.setattr(syscalls, "filter_program", None)
     assert load_syscall_filter(str(tmp_path), unix_sockets=True) == first
 
 
@@ -264,8 +264,8 @@ def test_installations_that_share_a_cache_each_find_their_own_filter(tmp_path, m
     cache.mkdir()
     copy.write_bytes(Path(confine._TABLES).read_bytes())
     changed.write_bytes(copy.read_bytes() + b"# another version\n")
-    compiled, compile_one = [], syscalls.program
-    monkeypatch.setattr(syscalls, "program", lambda *variant: compiled.append(variant) or compile_one(*variant))
+    compiled, compile_one = [], syscalls.filter_program
+    monkeypatch.setattr(syscalls, "filter_program", lambda *variant: compiled.append(variant) or compile_one(*variant))
     for tables in (confine._TABLES, str(copy), str(changed)) * 2:
         monkeypatch.setattr(confine, "_TABLES", tables)
         load_syscall_filter(str(cache), unix_sockets=True)

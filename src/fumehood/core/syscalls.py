@@ -1,7 +1,7 @@
-"""The system calls that no command needs and that attackers do, and those that are only pretended: with reasons.
+"""The filter of system calls: a table of the calls that are refused or only pretended, with reasons, and its compiler.
 
-Everything not listed is allowed; a call that the kernel gained after this was written does not exist (ENOSYS), so
-that programs fall back to what they did before.
+Attackers need the refused calls, commands don't. All other calls are allowed. Calls that are newer than this table do
+not exist (ENOSYS), so programs do what they did before.
 """
 
 from __future__ import annotations
@@ -15,104 +15,105 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
-NO_ERROR = 0  # the call is not made, and the program is told that it was
+NO_ERROR = 0  # the call is not made, but reported as successful
 
 X86_64, AARCH64 = "x86_64", "aarch64"
 ARCHITECTURES = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 
-NEWEST = 471  # the first number that no kernel known to us uses
+FIRST_UNKNOWN = 471  # no kernel used this number, or a higher one, when this table was written
 X32_BIT = 0x40000000  # the second ABI of x86_64: the same calls under other numbers
 
 # Every flag of clone and unshare that makes a namespace.
 _NEW_NAMESPACES = 0x7E020080
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
-# Netlink's, and those of IP that every kernel has: ping for IPv6, and TCP by several ways at once, are beyond them.
+# Those of netlink, and those of IP that every kernel has: besides the first 32, ping for IPv6 and multipath TCP.
 _PROTOCOLS = (*range(32), 58, 262)
-_ROOT, _UNCHANGED = 0, 0xFFFFFFFF  # ids that a change of owner means as they are
-_DATAGRAM, _RAW, _TYPE = 2, 3, 0xF  # among Unix sockets, the second is another name for the first
+_ROOT, _UNCHANGED = 0, 0xFFFFFFFF  # a change of owner to these ids is a real one
+_DATAGRAM, _RAW, _TYPE_MASK = 2, 3, 0xF  # for Unix sockets, raw is the same as datagram
 
 
-class Argument(Value):
-    """A condition on an argument's lower half, which is all that the kernel looks at in these calls.
+class Condition(Value):
+    """A condition on one argument of a call: on its lower half, because the kernel ignores the rest in these calls.
 
-    `test` is "any bit of", "one of" or "none of" the values; under `mask` where one is given.
+    `test` is "any bit of", "one of" or "none of" the values. Before the test, a mask is applied, if there is one.
     """
 
-    index: int
+    argument: int
     test: str
     values: tuple[int, ...]
     mask: int = 0
 
 
 class CallRule(Value):
-    """Calls that are not made, but answered with `error`: always, or when any of the arguments says so."""
+    """Calls that are not made, but answered with `error`: always, or if any of the conditions is true."""
 
     calls: tuple[str, ...]
     error: int
-    why: str
-    when: tuple[Argument, ...] = ()
+    reason: str
+    conditions: tuple[Condition, ...] = ()
 
 
-def _when(index: int, test: str, *values: int, mask: int = 0) -> Argument:
-    return Argument(index=index, test=test, values=values, mask=mask)
+def _if(argument: int, test: str, *values: int, mask: int = 0) -> Condition:
+    return Condition(argument=argument, test=test, values=values, mask=mask)
 
 
-def _rule(calls: str, error: int, why: str, *when: Argument) -> CallRule:
-    return CallRule(calls=tuple(calls.split()), error=error, why=why, when=when)
+def _rule(calls: str, error: int, reason: str, *conditions: Condition) -> CallRule:
+    return CallRule(calls=tuple(calls.split()), error=error, reason=reason, conditions=conditions)
 
 
 RULES: tuple[CallRule, ...] = (
     _rule("io_uring_setup io_uring_enter io_uring_register", ENOSYS,
-          "does what other calls do, unseen by any filter, and broke often"),
+          "does the work of other calls, which a filter does not see, and had many holes"),
     _rule("keyctl add_key request_key", ENOSYS,
-          "keyrings belong to the person, and are not kept apart by namespaces"),
-    _rule("bpf perf_event_open", EPERM, "code in the kernel; looking into others' work"),
-    _rule("userfaultfd", EPERM, "holds up the kernel at a chosen moment: used by many attacks"),
-    _rule("memfd_secret", ENOSYS, "memory that nobody can count; nothing needs it"),
+          "keyrings belong to the person, and no namespace separates them"),
+    _rule("bpf perf_event_open", EPERM, "puts code into the kernel; watches other processes"),
+    _rule("userfaultfd", EPERM, "stops the kernel at a chosen moment, which many attacks use"),
+    _rule("memfd_secret", ENOSYS, "memory that no limit counts; nothing needs it"),
     _rule("io_setup", ENOSYS,
-          "of these there are so many for the whole machine, its databases too; programs do without"),
-    _rule("kexec_load kexec_file_load reboot", EPERM, "another kernel"),
-    _rule("init_module finit_module delete_module", EPERM, "code in the kernel"),
+          "the whole machine, with its databases, shares a limited number of these; programs work without"),
+    _rule("kexec_load kexec_file_load reboot", EPERM, "starts another kernel"),
+    _rule("init_module finit_module delete_module", EPERM, "puts code into the kernel"),
     _rule("mount umount2 pivot_root mount_setattr open_tree open_tree_attr move_mount fsopen fsconfig fsmount fspick",
-          EPERM, "what is mounted is the sandbox"),
-    _rule("setns", EPERM, "other namespaces"),
-    _rule("unshare", EPERM, "a new user namespace has all capabilities", _when(0, "any bit of", _NEW_NAMESPACES)),
-    _rule("clone", EPERM, "a new user namespace has all capabilities", _when(0, "any bit of", _NEW_NAMESPACES & ~0x80)),
-    _rule("clone3", ENOSYS, "its flags can't be seen by a filter; libraries fall back to clone"),
-    _rule("ptrace", EPERM, "the sandbox's own first process is not the command's", _when(1, "one of", 1)),
-    _rule("ioctl", EPERM, "types into the person's terminal", _when(1, "one of", _TIOCSTI, _TIOCLINUX)),
-    _rule("ioctl", EPERM, "has the kernel load a protocol for modems, which broke often",
-          _when(1, "one of", _TIOCSETD)),
+          EPERM, "the sandbox is made of mounts"),
+    _rule("setns", EPERM, "enters other namespaces"),
+    _rule("unshare", EPERM, "a new user namespace has all capabilities", _if(0, "any bit of", _NEW_NAMESPACES)),
+    _rule("clone", EPERM, "a new user namespace has all capabilities", _if(0, "any bit of", _NEW_NAMESPACES & ~0x80)),
+    _rule("clone3", ENOSYS, "a filter can't see its flags; libraries use clone instead"),
+    _rule("ptrace", EPERM, "the first process of the sandbox does not belong to the command", _if(1, "one of", 1)),
+    _rule("ioctl", EPERM, "types into the person's terminal", _if(1, "one of", _TIOCSTI, _TIOCLINUX)),
+    _rule("ioctl", EPERM, "makes the kernel load a protocol for modems, which had many holes",
+          _if(1, "one of", _TIOCSETD)),
     _rule("socket socketpair", EAFNOSUPPORT,
-          "only these are kept apart by namespaces: through others (vsock) lies the machine's host",
-          _when(0, "none of", _UNIX, _INET, _INET6, _NETLINK)),
+          "namespaces separate only these: others (vsock) lead to the machine's host",
+          _if(0, "none of", _UNIX, _INET, _INET6, _NETLINK)),
     _rule("socket", EAFNOSUPPORT,
-          "has the kernel load protocols that hardly anybody uses, and that broke often (SCTP, DCCP, SMC)",
-          _when(2, "none of", *_PROTOCOLS)),
+          "makes the kernel load protocols that few use and that had many holes (SCTP, DCCP, SMC)",
+          _if(2, "none of", *_PROTOCOLS)),
     _rule("open_by_handle_at", EPERM, "opens files without a path"),
     _rule("swapon swapoff acct quotactl quotactl_fd settimeofday clock_settime vhangup iopl ioperm nfsservctl"
-          " lookup_dcookie uselib", EPERM, "for who runs the machine"),
-    _rule("syslog", EPERM, "the kernel's log tells where it lies"),
+          " lookup_dcookie uselib", EPERM, "for administrators of the machine"),
+    _rule("syslog", EPERM, "the kernel's log reveals the kernel's addresses"),
 )  # fmt: skip
 
-# Where no view cuts the host's sockets, the command gets none that could reach them: no Unix socket but pairs, and of
-# these none of datagrams, which can be connected again.
+# For commands that see the host's sockets, because there is no view in between. They get no socket that could reach
+# these: of Unix sockets, only pairs, and no pairs of datagram sockets, which can be connected again.
 NO_UNIX_SOCKETS: tuple[CallRule, ...] = (
-    _rule("socket", EPERM, "the host's sockets can't be told from the command's own here", _when(0, "one of", _UNIX)),
+    _rule("socket", EPERM, "the filter can't distinguish the host's sockets from the command's own",
+          _if(0, "one of", _UNIX)),
     _rule("socketpair", EPERM, "a pair of datagram sockets can be connected to the host's",
-          _when(1, "one of", _DATAGRAM, _RAW, mask=_TYPE)),
+          _if(1, "one of", _DATAGRAM, _RAW, mask=_TYPE_MASK)),
 )  # fmt: skip
 
-# For a command that is root inside, where no id but 0 is mapped: what asks for another owner succeeds and does nothing,
-# so that archives unpack. What asks for root, or for no change, is real, and so are its errors.
+# For a command that is root inside, where no id but 0 is mapped. A change to another owner does nothing and succeeds:
+# so archives can be unpacked. A change to root, or no change, is real, and so are its errors.
 PRETENDED_OWNERS: tuple[CallRule, ...] = tuple(
-    _rule(calls, NO_ERROR, "there is no other owner to be had",
-          *(_when(index, "none of", _ROOT, _UNCHANGED) for index in ids))
+    _rule(calls, NO_ERROR, "no other owner is possible",
+          *(_if(index, "none of", _ROOT, _UNCHANGED) for index in ids))
     for calls, ids in (("chown fchown lchown", (1, 2)), ("fchownat", (2, 3)))
 )  # fmt: skip
 
-# On x86_64 and on aarch64; None where there is no such call.
+# The numbers on x86_64 and on aarch64; None if there is no such call.
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chown": (92, None), "clock_settime": (227, 112),
     "clone": (56, 220), "clone3": (435, 435), "delete_module": (176, 106), "fchown": (93, 55), "fchownat": (260, 54),
@@ -131,81 +132,83 @@ NUMBERS: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 
 
-def number(call: str, machine: str) -> int | None:
-    """Return a call's number, or None where the machine has no such call."""
+def call_number(call: str, machine: str) -> int | None:
+    """Return a call's number, or None if the machine has no such call."""
     return NUMBERS[call][0 if machine == X86_64 else 1]
 
 
-# The table as a program for the kernel's filter.
+# The compiler: it makes a program for the kernel's filter from the table.
 #
-# A program is a list of instructions of eight bytes: what to do, how far to jump if it holds and if not, and a number.
-# Chosen over libseccomp's bindings: those on the index are unmaintained or need the C library and a compiler to
-# install, and would be loaded before every command, while this is a table, some tests against the kernel, and the
+# A program is a list of instructions of eight bytes: what to do, how far to jump if a test is true and if it is false,
+# and a number. libseccomp's bindings are not used: those on the index are unmaintained, or need the C library and a
+# compiler to install, and would be loaded before every command. This is a table, some tests against the kernel, and the
 # lines below.
 
-_LOAD, _AND = 0x20, 0x54  # a word of what is known of the call; its bits
+_LOAD, _AND = 0x20, 0x54  # load a word of the call's data; apply a mask to it
 _IF_EQUAL, _IF_AT_LEAST, _IF_ANY_BIT = 0x15, 0x35, 0x45
 _RETURN = 0x06
 _ALLOW, _REFUSE = 0x7FFF0000, 0x00050000
-_FEW = 2  # calls that are not worth another half
-_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # where these words lie; both machines put the lower half first
+_MAX_LINEAR = 2  # calls that are searched one by one
+# Where these words are in the call's data. On both machines, the lower half of an argument comes first.
+_NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
 Instruction = tuple[int, int, int, int]
 
 
-def program(machine: str, more: Sequence[CallRule] = ()) -> bytes:
-    """Return the filter for a machine: the table's rules, and more of them."""
-    lines: list[Instruction] = [
+def filter_program(machine: str, extra_rules: Sequence[CallRule] = ()) -> bytes:
+    """Return the filter for a machine: the rules of the table, and extra ones."""
+    instructions: list[Instruction] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
-        # A foreign ABI would pass under other numbers.
+        # A foreign ABI has the same calls under other numbers.
         (_IF_EQUAL, 1, 0, ARCHITECTURES[machine]),
         (_RETURN, 0, 0, _REFUSE | ENOSYS),
         (_LOAD, 0, 0, _NUMBER),
     ]
     if machine == X86_64:
-        lines += _refused_if(_IF_AT_LEAST, X32_BIT, ENOSYS)
-    lines += _refused_if(_IF_AT_LEAST, NEWEST, ENOSYS)
+        instructions += _refuse_if(_IF_AT_LEAST, X32_BIT, ENOSYS)
+    instructions += _refuse_if(_IF_AT_LEAST, FIRST_UNKNOWN, ENOSYS)
     bodies: dict[int, list[Instruction]] = {}
-    for rule in (*RULES, *more):
+    for rule in (*RULES, *extra_rules):
         for call in rule.calls:
-            if (call_number := number(call, machine)) is None:
+            number = call_number(call, machine)
+            if number is None:
                 continue
-            body = bodies.setdefault(call_number, [])
-            if not rule.when:
+            body = bodies.setdefault(number, [])
+            if not rule.conditions:
                 body.append((_RETURN, 0, 0, _REFUSE | rule.error))
-            for argument in rule.when:
-                body += _argument(argument, rule.error)
-    lines += _tree(sorted(bodies.items()))
-    return b"".join(struct.pack("=HBBI", *line) for line in lines)
+            for condition in rule.conditions:
+                body += _refuse_on(condition, rule.error)
+    instructions += _search(sorted(bodies.items()))
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
 
 
-def _tree(calls: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
-    """Search the call's number by halves: the kernel goes through the program for every call when it is loaded."""
-    if len(calls) > _FEW:
+def _search(calls: list[tuple[int, list[Instruction]]]) -> list[Instruction]:
+    """Find a call's number by binary search: when it loads the filter, the kernel tries the filter with every call."""
+    if len(calls) > _MAX_LINEAR:
         middle = len(calls) // 2
-        before, after = _tree(calls[:middle]), _tree(calls[middle:])
-        return [(_IF_AT_LEAST, len(before), 0, calls[middle][0]), *before, *after]
-    lines: list[Instruction] = []
-    for call, body in calls:
-        whole = [*body, (_RETURN, 0, 0, _ALLOW)]
-        lines += [(_IF_EQUAL, 0, len(whole), call), *whole]
-    return [*lines, (_RETURN, 0, 0, _ALLOW)]
+        lower, upper = _search(calls[:middle]), _search(calls[middle:])
+        return [(_IF_AT_LEAST, len(lower), 0, calls[middle][0]), *lower, *upper]
+    instructions: list[Instruction] = []
+    for number, body in calls:
+        whole_body = [*body, (_RETURN, 0, 0, _ALLOW)]
+        instructions += [(_IF_EQUAL, 0, len(whole_body), number), *whole_body]
+    return [*instructions, (_RETURN, 0, 0, _ALLOW)]
 
 
-def _argument(argument: Argument, error: int) -> list[Instruction]:
-    lines: list[Instruction] = [(_LOAD, 0, 0, _ARGUMENTS + 8 * argument.index)]
-    if argument.mask:
-        lines.append((_AND, 0, 0, argument.mask))
-    if argument.test == "none of":
-        count = len(argument.values)
-        # Each value found jumps over the refusal at the end.
-        lines += [(_IF_EQUAL, count - place, 0, value) for place, value in enumerate(argument.values)]
-        return [*lines, (_RETURN, 0, 0, _REFUSE | error)]
-    kind = _IF_ANY_BIT if argument.test == "any bit of" else _IF_EQUAL
-    for value in argument.values:
-        lines += _refused_if(kind, value, error)
-    return lines
+def _refuse_on(condition: Condition, error: int) -> list[Instruction]:
+    instructions: list[Instruction] = [(_LOAD, 0, 0, _ARGUMENTS + 8 * condition.argument)]
+    if condition.mask:
+        instructions.append((_AND, 0, 0, condition.mask))
+    if condition.test == "none of":
+        count = len(condition.values)
+        # Each equal value jumps over the refusal at the end.
+        instructions += [(_IF_EQUAL, count - index, 0, value) for index, value in enumerate(condition.values)]
+        return [*instructions, (_RETURN, 0, 0, _REFUSE | error)]
+    test = _IF_ANY_BIT if condition.test == "any bit of" else _IF_EQUAL
+    for value in condition.values:
+        instructions += _refuse_if(test, value, error)
+    return instructions
 
 
-def _refused_if(kind: int, value: int, error: int) -> list[Instruction]:
-    return [(kind, 0, 1, value), (_RETURN, 0, 0, _REFUSE | error)]
+def _refuse_if(test: int, value: int, error: int) -> list[Instruction]:
+    return [(test, 0, 1, value), (_RETURN, 0, 0, _REFUSE | error)]

@@ -46,10 +46,10 @@ def load_syscall_filter(cache_directory: str, *, unix_sockets: bool, pretends_ow
     cached: bytes | None = cache.load(path) if tables else None
     if cached is not None:
         return cached
-    from fumehood.core.syscalls import NO_UNIX_SOCKETS, PRETENDED_OWNERS, program
+    from fumehood.core.syscalls import NO_UNIX_SOCKETS, PRETENDED_OWNERS, filter_program
 
     rules = (() if unix_sockets else NO_UNIX_SOCKETS) + (PRETENDED_OWNERS if pretends_owners else ())
-    new_filter = program(architecture(), rules) if has_syscall_table() else b""
+    new_filter = filter_program(architecture(), rules) if has_syscall_table() else b""
     if tables:
         cache.save(path, new_filter)
     return new_filter
