@@ -34,7 +34,7 @@ from fumehood.linux.confine import can_scope
 from fumehood.service import overview
 from fumehood.service.ask import Desk, ask_all
 from fumehood.service.opened import OpenedStore
-from fumehood.service.overview import Choice, perform, state_id
+from fumehood.service.overview import ChosenAct, perform, state_id
 from fumehood.store.search import page_of_changes
 from patience import LONG_S, eventually, in_time
 
@@ -262,7 +262,7 @@ def test_what_changes_while_it_is_read_is_not_accepted(
     assert "sub/new.py" in [change.path for change in shown.changes]
     for paths in ((), ("app.py",)):
         with pytest.raises(ChangedMeanwhile, match="changed since it was shown"):
-            perform(opened, opened.history.find(run.run), Choice(act="apply", paths=paths, seen=shown.seen))
+            perform(opened, opened.history.find(run.run), ChosenAct(act="apply", paths=paths, seen=shown.seen))
     assert verdicts(cli, run.run)["app.py"] == "held"
 
 

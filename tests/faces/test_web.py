@@ -189,7 +189,7 @@ def test_what_changes_while_it_is_read_is_not_accepted(
     asked = {"type": "http", "path_params": {"run": run.run}, "query_string": b"", "headers": []}
     shown = view(Page(store), Request(asked))
     with pytest.raises(ChangedMeanwhile, match="changed since it was shown"):
-        overview.perform(store, store.history.find(run.run), overview.Choice(act="apply", seen=shown["seen"]))
+        overview.perform(store, store.history.find(run.run), overview.ChosenAct(act="apply", seen=shown["seen"]))
     store.close()
     assert not (project / "a").exists()
 

@@ -17,7 +17,7 @@ from fumehood import BadRequest, Policy, Run, Sandbox, UndoRefused
 from fumehood.linux.copying import copy_versions
 from fumehood.service import checkpoint
 from fumehood.service.checkpoint import Checkpoints
-from fumehood.service.overview import Choice, perform, state_id
+from fumehood.service.overview import ChosenAct, perform, state_id
 from patience import LONG_S, eventually
 from snapshots import snapshot
 
@@ -242,11 +242,11 @@ def test_by_a_page_a_command_is_taken_back_and_brought_back_with_its_checkpoints
     command.checkpoint()
     end = command.ended()
     after = snapshot(project)
-    back = perform(store, store.history.find(end.run), Choice(act="undo", seen=state_id(store, end)))
+    back = perform(store, store.history.find(end.run), ChosenAct(act="undo", seen=state_id(store, end)))
     assert (back.of, snapshot(project)) == (end.run, before)
-    perform(store, store.history.find(end.run), Choice(act="redo"))
+    perform(store, store.history.find(end.run), ChosenAct(act="redo"))
     assert snapshot(project) == after
-    perform(store, store.history.find(end.run), Choice(act="undo", paths=("two",)))
+    perform(store, store.history.find(end.run), ChosenAct(act="undo", paths=("two",)))
     assert sorted(os.listdir(project)) == ["one"]
 
 

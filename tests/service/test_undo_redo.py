@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import BadRequest, Sandbox, UndoRefused
-from fumehood.service.overview import Choice, perform
+from fumehood.service.overview import ChosenAct, perform
 from fumehood.service.store import Store
 from snapshots import snapshot
 
@@ -25,7 +25,7 @@ def test_a_run_that_is_forgotten_meanwhile_and_run_again_is_said_to_be_none(
     run = store.history.find(sandbox.run("true").run)
     store.history.withdraw(run, "another changed what it changed")
     with pytest.raises(BadRequest, match=f"no run {run.run}"):
-        perform(store, run, Choice(act=act))
+        perform(store, run, ChosenAct(act=act))
 
 
 def test_undo_goes_back_run_by_run_and_redo_forth_again(sandbox: Sandbox, project: Path) -> None:

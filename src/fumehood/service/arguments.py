@@ -1,7 +1,4 @@
-"""What programs pass to the Python face is checked by one rule, and what the system refuses is said in our words.
-
-Each argument is what its annotation says, or is refused by its name.
-"""
+"""Check the arguments of the Python face by their annotations, and turn errors of the system into errors of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, wraps
 from itertools import chain, cycle
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from fumehood.core.request import encode_text
 from fumehood.errors import BadRequest, as_fumehood_error, raised_by
@@ -35,14 +32,14 @@ def _is_text(value: Any) -> bool:
 
 
 def is_path(value: Any) -> bool:
-    """Return True for what names a path, as text or by `os.PathLike`."""
+    """Return True for a path, as text or as an `os.PathLike`."""
     text = value.__fspath__() if isinstance(value, os.PathLike) else value
     return _is_text(text) and text != ""
 
 
 def _are_paths(value: Any) -> bool:
-    several = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else (value,)
-    return all(map(is_path, several))
+    paths = value if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else (value,)
+    return all(map(is_path, paths))
 
 
 def _are_texts(value: Any) -> bool:
@@ -50,8 +47,8 @@ def _are_texts(value: Any) -> bool:
 
 
 _FUNCTION: Kind = callable, "a function"
-_NAMED: Kind = (lambda value: isinstance(value, Mapping)), 'names and values: {"CI": "1"}'
-# What an annotation means; what stands nowhere here is checked where it is used.
+_MAPPING: Kind = (lambda value: isinstance(value, Mapping)), 'names and values: {"CI": "1"}'
+# The check of each annotation, and what it allows in words. Other arguments are checked where they are used.
 _KINDS: dict[str, Kind] = {
     "str": (_is_text, "a text, without a NUL"),
     "bool": ((lambda value: isinstance(value, bool)), "True or False"),
@@ -71,35 +68,38 @@ _KINDS: dict[str, Kind] = {
         (lambda value: isinstance(value, bool) or _is_text(value) or _are_texts(value)),
         'True, False or hosts: ["pypi.org:443"]',
     ),
-    "Mapping[str, str]": _NAMED, "Mapping[str, str | None]": _NAMED, "Mapping[str, Any]": _NAMED,
+    "Mapping[str, str]": _MAPPING, "Mapping[str, str | None]": _MAPPING, "Mapping[str, Any]": _MAPPING,
     "OnOutput": _FUNCTION, "OnChange": _FUNCTION, "Variables": _FUNCTION, "Callable[[], bool]": _FUNCTION,
     "Callable[[Candidate], object]": _FUNCTION, "Progress": _FUNCTION,
 }  # fmt: skip
 
 
-@cache
-def _rules(
-    function: Callable[..., object], options_of: Callable[..., object] | None
-) -> tuple[list[str], list[str], dict[str, tuple[Kind, object]]]:
-    """Return a function's parameters by place, that for all further ones, and what those take that can be checked.
+class _Parameters(NamedTuple):
+    """The parameters of a function that can be passed by position, and the checks by name with each default."""
 
-    With what each is where it is left out. Read when it is called first: most of a face's methods never are.
-    """
+    positional: list[str]
+    variadic: list[str]  # the name of `*arguments`, if there is one
+    checks: dict[str, tuple[Kind, object]]
+
+
+@cache
+def _parameters_of(function: Callable[..., object], options_of: Callable[..., object] | None) -> _Parameters:
+    """Read the parameters of a function; called with its first call, because most functions are never called."""
     parameters = inspect.signature(function).parameters.values()
     has_options = any(each.kind is each.VAR_KEYWORD for each in parameters)
-    kinds = dict(_rules(options_of, None)[2]) if has_options and options_of is not None else {}
+    checks = dict(_parameters_of(options_of, None).checks) if has_options and options_of is not None else {}
     for each in parameters:
-        said = str(each.annotation)
-        kind = _KINDS.get(said.removesuffix(" | None"))
+        annotation = str(each.annotation)
+        kind = _KINDS.get(annotation.removesuffix(" | None"))
         if kind is not None:
-            kinds[each.name] = kind, None if said.endswith(" | None") else each.default
-    by_place = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
-    return by_place, [each.name for each in parameters if each.kind is each.VAR_POSITIONAL], kinds
+            checks[each.name] = kind, None if annotation.endswith(" | None") else each.default
+    positional = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return _Parameters(positional, [each.name for each in parameters if each.kind is each.VAR_POSITIONAL], checks)
 
 
 @contextmanager
-def in_our_words(face: object) -> Iterator[None]:
-    """Have what the system says no to be an error of ours; what a function of the program's raised is passed on."""
+def errors_as_ours(face: object) -> Iterator[None]:
+    """Turn errors of the system into errors of ours; errors that a program's own function raised are passed on."""
     try:
         yield
     except (OSError, UnicodeError) as error:
@@ -112,34 +112,36 @@ def in_our_words(face: object) -> Iterator[None]:
 
 
 def checked_arguments(function: Checked, options_of: Callable[..., object] | None = None) -> Checked:
-    """Return a function that refuses what is not as its annotations say; `**options` are those of another.
+    """Return a function that refuses arguments that are not as annotated; `options_of` annotates its `**options`.
 
-    What it raises is an error of ours, whatever the system has said.
+    Its errors are errors of ours, even if the system raised them.
     """
 
     def check(arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
-        by_place, several, kinds = _rules(function, options_of)
-        names = chain(by_place, cycle(several))
+        parameters = _parameters_of(function, options_of)
+        names = chain(parameters.positional, cycle(parameters.variadic))
         for name, value in (*zip(names, arguments, strict=False), *options.items()):
-            (is_right, said), without = kinds.get(name, ((None, ""), None))
-            # A directory is named from the project on, so that an empty one is the project.
-            is_left_out = value is without or (value == "" and (without == "" or name == "cwd"))
-            if is_right is not None and not is_left_out and not is_right(value):
-                raise BadRequest(f"{name} can't be {value!r:.100}", hint=said)
+            if name not in parameters.checks:
+                continue
+            (is_allowed, allowed), default = parameters.checks[name]
+            # An empty working directory is the project: it is joined to the project's path.
+            is_left_out = value is default or (value == "" and (default == "" or name == "cwd"))
+            if not is_left_out and not is_allowed(value):
+                raise BadRequest(f"{name} can't be {value!r:.100}", hint=allowed)
 
     if inspect.iscoroutinefunction(function):
 
         @wraps(function)
-        async def awaited(*arguments: Any, **options: Any) -> Any:
-            with in_our_words(arguments[:1] and arguments[0]):
+        async def call_async(*arguments: Any, **options: Any) -> Any:
+            with errors_as_ours(arguments[:1] and arguments[0]):
                 check(arguments, options)
                 return await function(*arguments, **options)
 
-        return awaited  # type: ignore[return-value]
+        return call_async  # type: ignore[return-value]
 
     @wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
-        with in_our_words(arguments[:1] and arguments[0]):
+        with errors_as_ours(arguments[:1] and arguments[0]):
             check(arguments, options)
             return function(*arguments, **options)
 
@@ -147,7 +149,7 @@ def checked_arguments(function: Checked, options_of: Callable[..., object] | Non
 
 
 def checks_arguments(face: Class) -> Class:
-    """Have every public method of a class refuse what is not as its annotations say."""
+    """Make every public method of a class refuse arguments that are not as annotated."""
     run = getattr(face, "run", None)
     options_of = None if run is None else inspect.unwrap(run)
     for name, method in list(vars(face).items()):

@@ -19,7 +19,7 @@ from fumehood.errors import RAISED_BY, BadRequest
 from fumehood.linux.monitor import watch_layers
 from fumehood.linux.process import CHANGES, KILL
 from fumehood.linux.streams import CLOSED, INHERITED, TYPED, decoding_sink
-from fumehood.service.arguments import checks_arguments, in_our_words, is_path
+from fumehood.service.arguments import checks_arguments, errors_as_ours, is_path
 from fumehood.service.ask import channels
 from fumehood.service.clean import clean_up
 from fumehood.service.decide import discard_held
@@ -125,7 +125,7 @@ class Commands:
         return questions_for(self._hood, self._request(command, cwd=cwd, network=network))
 
     def _perform(self, request: Request, caller: Caller) -> Run:
-        with in_our_words(self):
+        with errors_as_ours(self):
             upkeep(self._store, self._project.id)
             if isinstance(caller.partner, Dialogue):  # its handle ends it
                 run = run_in(self._hood, request, caller)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fumehood.errors import BadRequest
 from fumehood.linux.process import KILL, STOP
 from fumehood.linux.terminal import ProgramTerminal
-from fumehood.service.listener import MOST_UNREAD, Bell
+from fumehood.service.listener import MAX_UNREAD, Bell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -354,7 +354,7 @@ class UnreadOutput:
     @property
     def is_full(self) -> bool:
         """True if there is so much to read that the command has to wait."""
-        return self._size >= MOST_UNREAD
+        return self._size >= MAX_UNREAD
 
     @property
     def first_number(self) -> int | None:

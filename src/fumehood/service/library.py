@@ -1,4 +1,4 @@
-"""The Python face: a sandbox for one project, for sync and async programs."""
+"""The Python face: a sandbox for one project, for programs with threads or an event loop."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fumehood.service.roots import add_root
 from fumehood.service.session import keep_variables, session_of, unreported
 from fumehood.service.started import end_underway
 from fumehood.service.undo import last_to_undo, undo
-from fumehood.service.undo import to_redo as undo_of
+from fumehood.service.undo import to_redo as undo_to_redo
 from fumehood.service.undo_groups import redo_command, redo_session, undo_command, undo_session
 from fumehood.store.audit import PYTHON
 from fumehood.store.config import policy_for
@@ -47,28 +47,29 @@ if TYPE_CHECKING:
     from fumehood.service.fleet.sender import FleetSender
     from fumehood.service.hood import Variables
 
-# What has no end, as a pipe or a device, would be read or written for as long as a command may take.
-_A_FILE = '[ ! -e "$1" ] || [ -f "$1" ] || { echo it is not a file >&2; exit 1; }; '
+# Begins a shell line. A pipe or a device may have no end, and would be read or written until the time limit.
+_REQUIRE_FILE = '[ ! -e "$1" ] || [ -f "$1" ] || { echo it is not a file >&2; exit 1; }; '
 
 
 @checks_arguments
 class Sandbox(Commands):
     """Runs commands on a project, each as a transaction: isolated, captured, judged, applied, undoable.
 
-    `on_output` is told ("stdout" or "stderr", text) as it is printed; `on_change` is told ("added",
-    "updated", "removed" or "cancelled", path) while files are written. Safe to use from many threads.
-    Without a policy, the person's configuration holds; a policy given takes its place altogether.
+    `on_output` gets ("stdout" or "stderr", text) while a command prints; `on_change` gets ("added", "updated",
+    "removed" or "cancelled", path) while it writes files. A sandbox can be used from many threads at once.
+    A `policy` replaces the person's configuration as a whole.
 
-    Without a project, commands share an empty directory that is thrown away with the sandbox: nothing in it is judged,
-    and nothing can be undone. `cwd` is where commands start that say nothing else; "playground" is the playground.
+    Without a project, commands share an empty directory that is removed with the sandbox: nothing in it is judged, and
+    nothing can be undone. `cwd` is the default working directory of commands; "playground" is the playground.
 
-    `ask` is a function, sync or async, that gets a Question and returns True, False or one of its `options`; it is
-    called where a person must be asked (network, a run without a sandbox, another root). Without it, those are denied.
+    `ask` is a function, sync or async, that gets a Question and returns True, False or one of its `options`. It is
+    called when a person must be asked: for network, a run without a sandbox, or another root. Without it, these are
+    denied.
 
-    With a `draft`, all that is run here is in that draft, which begins where there is none of that name yet.
+    With a `draft`, all commands run in that draft, which is created if there is none of that name.
 
-    `variables` is a function that returns what each command gets in its environment, for secrets: it is called for
-    every run, in that run's thread, and what it returns is written nowhere.
+    `variables` is a function that returns environment variables for commands, for secrets: it is called for each run,
+    in that run's thread, and its result is not stored.
     """
 
     def __init__(
@@ -114,29 +115,29 @@ class Sandbox(Commands):
 
     @property
     def mark(self) -> str:
-        """What sets our words apart from a command's in what a model gets: tell it to the model, and nobody else."""
+        """A secret word by which a model tells our words from a command's output; tell it only to the model."""
         return self._mark
 
     def tool(self, format: str = "openai", *, extra: str = "", name: str = "run_command") -> dict[str, Any]:  # noqa: A002
-        """Return the tool to offer to a model, as openai, ollama, anthropic or mcp wants it; it tells the mark.
+        """Return the tool to offer to a model, in the format openai, ollama, anthropic or mcp, with the mark.
 
-        `extra` is added to its description. `name` may be that of a `[[tool]]` of the configuration.
+        `extra` is added to its description. `name` may be the name of a `[[tool]]` of the configuration.
         """
         return definition_of(self._hood.policy, format, name, extra, self._mark)
 
     def tools(self, format: str = "openai", *, extra: str = "") -> list[dict[str, Any]]:  # noqa: A002
-        """Return every tool to offer to a model: what `tool` returns, and each `[[tool]]` of the configuration."""
+        """Return all tools to offer to a model: what `tool` returns, and each `[[tool]]` of the configuration."""
         return all_definitions(self._hood.policy, format, extra, self._mark)
 
     def run_tool(self, name: str, arguments: Mapping[str, Any], **options: Unpack[RunOptions]) -> Run:
-        """Run what a model asks for by calling one of `tools`.
+        """Run what a model asks for when it calls one of `tools`.
 
-        `options` are those of `run`; where the model asks for the same, such as a `timeout`, they count.
+        `options` are those of `run`; they override what the model asks for, such as a `timeout`.
         """
         return self.run(**{**run_arguments(self._hood.policy, name, arguments), **options})
 
     async def arun_tool(self, name: str, arguments: Mapping[str, Any], **options: Unpack[RunOptions]) -> Run:
-        """Do the same without blocking the event loop; `options` are those of `arun`."""
+        """Do the same as `run_tool` without blocking the event loop; `options` are those of `arun`."""
         return await self.arun(**{**run_arguments(self._hood.policy, name, arguments), **options})
 
     def capabilities(self, root: str = "") -> Capabilities:
@@ -146,48 +147,48 @@ class Sandbox(Commands):
         return capabilities(self._hood, root)
 
     def doctor(self) -> dict[str, Any]:
-        """Look at this machine and project afresh, and return what `fumehood doctor --json` prints."""
+        """Examine this machine and project, and return what `fumehood doctor --json` prints."""
         from fumehood.service.explain import examine
 
         return examine(self._store, self._project).as_dict()
 
     def refusal(self, error: FumehoodError) -> str:
-        """Write an error as a model gets it, so that it can be told from what a command prints."""
+        """Return the text of an error for a model, marked so that it can't be taken for a command's output."""
         return refusal_text(error, self._mark)
 
     @property
     def notices(self) -> tuple[str, ...]:
-        """What a person should know once: the records are gone, the project was moved, old backups were removed."""
+        """What a person should be told once: the records were lost, the project was moved, old backups were removed."""
         return tuple(self._store.notices)
 
     def take_notices(self) -> list[str]:
-        """Return the notices; each is returned once."""
-        waiting = self._store.notices
-        return [waiting.pop(0) for _ in range(len(waiting))]  # cleaning, in its thread, may add one meanwhile
+        """Return the notices and forget them."""
+        notices = self._store.notices
+        return [notices.pop(0) for _ in range(len(notices))]  # the cleaning thread may add one meanwhile
 
     def only_news(self, run: Run) -> Run:
-        """Leave out of what a run was refused what this session's agent was told before, for a model's sake."""
+        """Remove from a run's `blocked` what this session's agent was told before, to keep a model's text short."""
         if run.blocked and self._session:
             run.blocked = unreported(self._store.places.session(self._session), run.blocked)
         return run
 
     def require(self, question: Question, ask: Answering | Ask | Sequence[Answering | Ask] | None = None) -> None:
-        """Have a person, or what they answered before, allow something; raises Refused on a no."""
+        """Ask a person to allow something, unless they have answered before; raises Refused on a no."""
         self._hood.permissions.with_asks(channels(self._ask if ask is None else ask)).require(question)
 
     def add_root(self, path: str | os.PathLike[str]) -> tuple[str, ...]:
-        """Let commands write another directory too, once `ask` says so; returns every root there is then.
+        """Let commands write another directory too, if `ask` allows it; returns all roots, with the new one.
 
-        It counts from the next sandbox of this project on.
+        It takes effect in the next sandbox of this project.
         """
-        where = os.path.join(self._project.path, os.fspath(path))
-        return add_root(self._store, self._project, where, self._hood.permissions).roots
+        directory = os.path.join(self._project.path, os.fspath(path))
+        return add_root(self._store, self._project, directory, self._hood.permissions).roots
 
     def open_questions(self, *, every_project: bool = False) -> Questions:
-        """Answer what is asked about this project, or any, by whichever process: `for` and `async for` go through it.
+        """Return the open questions of any process about this project, or about all, for `for` or `async for`.
 
-        Whoever has this is present: commands that need an answer wait for it, until it is closed. Somebody at a page or
-        a terminal may be faster, and the first answer wins.
+        Until it is closed, commands that need an answer wait for it, as if a person were present. Somebody at the page
+        or a terminal may also answer: the first answer wins.
         """
         from fumehood.service.ask import Desk, Questions
 
@@ -197,9 +198,10 @@ class Sandbox(Commands):
         self, *, host: str = "", show: str | os.PathLike[str] = "", write: str | os.PathLike[str] = "",
         reason: str = "",
     ) -> Question | None:  # fmt: skip
-        """Return what a person would be asked by `request_access`; None where they have answered it."""
-        widening = self._widening(host, show, write, reason)
-        question = question_about_access(self._store, self._project, widening).replace(in_session=bool(self._session))
+        """Return the question that `request_access` would ask a person, or None if they have answered it."""
+        access_request = self._access_request(host, show, write, reason)
+        question = question_about_access(self._store, self._project, access_request)
+        question = question.replace(in_session=bool(self._session))
         is_settled = earlier_answer(self._store, self._session, question) is not None
         return None if is_settled or self._hood.permissions.is_answered(question) else question
 
@@ -209,14 +211,14 @@ class Sandbox(Commands):
     ) -> list[str]:  # fmt: skip
         """Ask a person to let later commands reach a host, read a path of the home, or write a directory.
 
-        A yes is for this session, or, where the person says so or there is none, for the project; a directory becomes
-        a root of the project. Returns what was said; raises Refused on a no.
+        A yes is for this session; it is for the project if the person says so, or if there is no session. A directory
+        becomes a root of the project. Returns lines about the answer; raises Refused on a no.
         """
         permissions = self._hood.permissions.with_asks(channels(self._ask if ask is None else ask))
-        widening = self._widening(host, show, write, reason)
-        return decide_access(self._store, self._project, self._session, [widening], permissions.decide)
+        access_request = self._access_request(host, show, write, reason)
+        return decide_access(self._store, self._project, self._session, [access_request], permissions.decide)
 
-    def _widening(
+    def _access_request(
         self, host: str, show: str | os.PathLike[str], write: str | os.PathLike[str], reason: str
     ) -> AccessRequest:
         words = [host] if host else []
@@ -224,108 +226,108 @@ class Sandbox(Commands):
         words += [f"--{name}={path}" for name, path in paths.items() if path]
         if len(words) != 1:
             raise BadRequest("one thing is asked for at a time", hint="host, show or write")
-        whole = self._project.path
-        words = [*words, f"--reason={reason}"]
-        return access_requests(words, lambda path: os.path.join(whole, os.path.expanduser(path)))[0]
+        words.append(f"--reason={reason}")
+        project = self._project.path
+        return access_requests(words, lambda path: os.path.join(project, os.path.expanduser(path)))[0]
 
     def apply(
         self, run: Run | str | int, *paths: str | os.PathLike[str], force: bool = False, expected: str = ""
     ) -> Run:
-        """Take over what a run had to hold, all of it or some paths.
+        """Apply what a run holds, all of it or some paths.
 
-        With `force`, also where the project was changed since; what is there now is saved first. `expected` is the
-        `about` of the question that a person said yes to: where the run holds anything else by now, ChangedMeanwhile
-        is raised, and nothing done.
+        With `force`, even if the project was changed since: what is there now is saved first. `expected` is the `about`
+        of the question to which a person said yes: if the run holds anything else by now, ChangedMeanwhile is raised
+        and nothing is done.
         """
-        held = self._chosen(run)
+        held = self._find_run(run)
         return self._marked(
             decide.apply_held(self._store, self._project, held, path_texts(paths), force=force, expected=expected)
         )
 
     def discard(self, run: Run | str | int, *paths: str | os.PathLike[str]) -> Run:
-        """Throw away what a run had to hold, all of it or some paths."""
-        held = self._chosen(run)
+        """Discard what a run holds, all of it or some paths."""
+        held = self._find_run(run)
         return self._marked(decide.discard_held(self._store, self._project, held, path_texts(paths), by=self._session))
 
     def undo(self, run: Run | str | int = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
-        """Bring back what was there before a run, or only some paths of it; returns the undo, a run of its own.
+        """Bring back what was there before a run, or only some paths of it; returns the undo, which is a run too.
 
-        `last` is here the last run that changed something and is not taken back yet; again, it is the one before.
-        With `force`, also what was changed since; what is there now is saved first. Of a command that is named, what
-        checkpoints of it settled is taken back too, each as a run of its own.
+        "last" means the last run that changed something and is not undone yet; called again, the one before. With
+        `force`, even if something was changed since: what is there now is saved first. If the run is named, what its
+        checkpoints applied is undone too, each by a run of its own.
         """
-        self._store.recover()  # a client's own edits may wait to be recorded, here and below
+        self._store.recover()  # a client's own edits may not be recorded yet; also in the methods below
         if run != LAST and not paths:
-            backs = undo_command(self._store, self._project, self._chosen(run), force=force, by=self._session)
+            backs = undo_command(self._store, self._project, self._find_run(run), force=force, by=self._session)
             return self._marked(backs[0])
-        chosen = last_to_undo(self._store, self._reach) if run == LAST else self._chosen(run)
-        back = undo(self._store, self._project, chosen, path_texts(paths), force=force, by=self._session)
+        to_undo = last_to_undo(self._store, self._run_filter) if run == LAST else self._find_run(run)
+        back = undo(self._store, self._project, to_undo, path_texts(paths), force=force, by=self._session)
         return self._marked(back)
 
     def redo(self, run: Run | str | int = "last", *paths: str | os.PathLike[str], force: bool = False) -> Run:
-        """Bring back what the last undo took back, or the one of a run, or some paths; returns a run of its own."""
+        """Redo what the last undo undid, or the undo of a run, or some paths of it; returns the run that did it."""
         self._store.recover()
-        name = _name_of(run)
+        name = _run_name(run)
         backs = redo_command(
-            self._store, self._project, name, self._reach, paths=path_texts(paths), force=force, by=self._session
+            self._store, self._project, name, self._run_filter, paths=path_texts(paths), force=force, by=self._session
         )
         return self._marked(backs[0])
 
     def running(self) -> list[Run]:
-        """Return this project's commands that run now, or this session's, the latest first."""
+        """Return the running commands of this project, or of this session, the latest first."""
         self._store.recover()
-        return [self._marked(run) for run in self._store.running(self._reach)]
+        return [self._marked(run) for run in self._store.running(self._run_filter)]
 
     def stop(self, run: Run | str | int) -> Run:
-        """End a command that runs, whoever started it, and return its report: what it wrote is held."""
-        return self._marked(checkpoints.stop(self._store, self._chosen(run)))
+        """End a running command, whoever started it, and return its report: what it wrote is held."""
+        return self._marked(checkpoints.stop(self._store, self._find_run(run)))
 
     def checkpoint(self, run: Run | str | int) -> Run:
-        """Settle what a command that runs has finished writing; returns the run that did so, and the command goes on.
+        """Apply what a running command has finished writing; the command goes on. Returns the run that applied it.
 
-        What is held, in conflict or still being written stays with the command; the run's `reason` names it. It can be
-        undone once the command has ended.
+        What is held, in conflict or still being written stays with the command; the run's `reason` names it. The
+        checkpoint can be undone when the command has ended.
         """
-        return self._marked(checkpoints.checkpoint(self._store, self._chosen(run)))
+        return self._marked(checkpoints.checkpoint(self._store, self._find_run(run)))
 
     def history(self, limit: int = 0) -> list[Run]:
-        """Return this project's runs, or this session's, the latest first.
+        """Return the runs of this project, or of this session, the latest first.
 
-        What they changed and connected to is read when it is asked for, while this sandbox is open.
+        Their changes and connections are read when they are used, which must be while this sandbox is open.
         """
         self._store.recover()
-        return [self._marked(run) for run in self._store.history.runs(self._reach, limit=limit)]
+        return [self._marked(run) for run in self._store.history.runs(self._run_filter, limit=limit)]
 
     def files(self, path: str | os.PathLike[str] = "") -> list[dict[str, Any]]:
-        """Return what is known of the project's files, or of one and what lies in it, as `fumehood files --json` does.
+        """Return the files with backups, or one path and the files below it, as `fumehood files --json` prints them.
 
-        Each has the days and the runs that it can be restored from.
+        Each entry has the days and the runs from which it can be restored.
         """
         if not os.fspath(path):
             return [each.as_dict() for each in known_files(self._store, self._project)]
         root, below = place_of(self._store, self._project, os.fspath(path))
-        one = known_file(self._store, self._project, root, below)
-        inside = known_files(self._store, self._project, root, below)
-        return [each.as_dict() for each in ([] if one is None else [one]) + inside]
+        file = known_file(self._store, self._project, root, below)
+        files_below = known_files(self._store, self._project, root, below)
+        return [each.as_dict() for each in ([] if file is None else [file]) + files_below]
 
     def export(self, run: Run | str | int, path: str | os.PathLike[str]) -> int:
-        """Write a run's changes to a file that travels, an OCI image of one layer; returns how many there are.
+        """Write a run's changes to a bundle, an OCI image with one layer; returns how many changes there are.
 
-        It must be a new file, or a pipe. The key that `sign.key` of the configuration names signs it.
+        It must be a new file, or a pipe. It is signed if `sign.key` of the configuration names a key.
         """
         from fumehood.service.bundles import export
 
-        return export(self._store, self._chosen(run), os.fspath(path), key=self._hood.policy.sign.key)
+        return export(self._store, self._find_run(run), os.fspath(path), key=self._hood.policy.sign.key)
 
     def fleet(
         self, redis: str, *, store: str = "", key: str = "", queue: str = "", include: Sequence[str] = ()
     ) -> FleetSender:
-        """Return what sends this project's commands to workers, by the queue in a Redis: `fumehood worker` is one.
+        """Return a sender of this project's commands to workers (`fumehood worker`), by a queue in Redis.
 
-        What a job changes is held here in a draft of its own, called `fleet-` and its id.
-        `store` is where the project's files wait for them, by an address that fsspec knows; without one, Redis.
-        `key` signs the jobs, by default `sign.key` of the configuration. `include` are paths that go with the project
-        although they are ignored.
+        The changes of a job are held here in a draft of their own, named `fleet-` and the job's id.
+        `store` is the address of a file system that fsspec supports, for the project's files; by default, they are in
+        Redis. `key` signs the jobs, by default `sign.key` of the configuration. `include` are ignored paths that are
+        sent with the project all the same.
         """
         from fumehood.service.fleet import PACKAGES
 
@@ -336,30 +338,31 @@ class Sandbox(Commands):
         return FleetSender(self, redis, blobs=store, key=key, queue=queue, include=include)
 
     def restore(self, path: str | os.PathLike[str], source: str = "") -> Run:
-        """Bring back what lay at a path before a run, on a day (YYYY-MM-DD), or before it last changed.
+        """Bring back what was at a path before a run, on a day (YYYY-MM-DD), or before its last change.
 
-        Returns a run of its own, which can be undone.
+        Returns the run that did it, which can be undone.
         """
         return self._marked(restore(self._store, self._project, os.fspath(path), source))
 
     def session(self, name: str | None = None, *, own_tmp: bool = False) -> Sandbox:
-        """Return this sandbox for the runs of one agent.
+        """Return a copy of this sandbox for the runs of one agent.
 
-        They share a working directory, the variables that a command writes to "$FUMEHOOD_ENV", if wanted a /tmp, and
-        `undo_session`. No run but its own can be named there. Closing either closes both.
+        These runs share a working directory, the variables that a command writes to "$FUMEHOOD_ENV", and with `own_tmp`
+        a /tmp; `undo_session` undoes them all. Only the session's own runs can be named. Closing either sandbox closes
+        both.
         """
         shared = copy(self)
-        # What a person allows one agent for its session is not for another.
+        # New permissions: what a person allows for the session of one agent is not for another.
         shared._hood = self._new_hood(self._hood.policy, channels(self._ask))
         shared._session = session_of(self._store, self._project, name or new_id().lower()).name
         shared._own_tmp = own_tmp
         return shared
 
     def draft(self, name: str, *, new: bool = False, frozen: bool = False) -> Draft:
-        """Return a draft of this project: what its commands write, they alone see, until all of it is applied.
+        """Return a draft of this project: only its commands see what they write, until all of it is applied.
 
-        It begins where there is none yet; with `new`, there must be none. One that is `frozen` from its beginning shows
-        the project as it is now, whatever a person changes meanwhile.
+        It is created if there is none of that name; with `new`, there must be none. The commands of a `frozen` draft
+        see the project as it was when the draft was created, whatever a person changes meanwhile.
         """
         from fumehood.service.drafting import Draft
         from fumehood.service.drafts import new_draft
@@ -374,12 +377,13 @@ class Sandbox(Commands):
         keep: bool = False, apply: bool = True, timeout: float | None = None,
         on_candidate: Callable[[Candidate], object] | None = None,
     ) -> Best:  # fmt: skip
-        """Run a command as `n` candidates, some at once, each in a draft over one frozen copy; apply the best.
+        """Run a command as `n` candidates, `jobs` at once, each in a draft over one frozen copy; apply the best.
 
-        `$FUMEHOOD_CANDIDATE` is its number. The best has passed `check`, has the highest number that `score` prints at
-        its end, and then the fewest lines changed; what both write is thrown away. Without `check`, the command's own
-        status counts. Those that change exactly the same count once. The others are thrown away unless they are to be
-        kept; without `apply`, the best stays a draft. Limits and `timeout` are for all together.
+        `$FUMEHOOD_CANDIDATE` is the candidate's number. The best candidate has passed `check`, has the highest number
+        that `score` prints at its end, and then the fewest changed lines. What `check` and `score` write is discarded.
+        Without `check`, the exit code of the command counts. Candidates with exactly the same changes count once. The
+        other candidates are discarded, unless `keep`; without `apply`, the best stays a draft. Limits and `timeout` are
+        for all candidates together.
         """
         from fumehood.service.best import BestOf
 
@@ -390,7 +394,7 @@ class Sandbox(Commands):
         return best_of.run(keep=keep, applies=apply)
 
     def drafts(self) -> list[Draft]:
-        """Return the drafts of this project that are not applied or thrown away yet, the earliest first."""
+        """Return the drafts of this project that are not applied or discarded yet, the earliest first."""
         from fumehood.service.drafting import Draft
 
         return [Draft(self, record) for record in self._store.drafts.open_drafts(self._project.id)]
@@ -402,30 +406,30 @@ class Sandbox(Commands):
 
     @property
     def cwd(self) -> str:
-        """Where the next command starts unless told otherwise."""
+        """The default working directory of the next command."""
         session = self._store.sessions.find(self._session) if self._session else None
         return (session and session.cwd) or self._cwd or self._project.path
 
     def keep_env(self, env: Mapping[str, str | None]) -> None:
-        """Give every later command of this session these variables; None takes one away."""
+        """Set these variables for all later commands of this session; None removes one."""
         if not self._session:
             raise BadRequest("only a session keeps variables", hint="sandbox.session()")
         keep_variables(self._store, self._session, env)
 
     def undo_session(self, *, force: bool = False) -> list[Run]:
-        """Take back every run of this session: all of them, or none."""
+        """Undo all runs of this session: all or none."""
         self._store.recover()
         name = self._session
         return list(map(self._marked, undo_session(self._store, self._project, name, by=name, force=force)))
 
     def redo_session(self, *, force: bool = False) -> list[Run]:
-        """Bring back what the undos of this session's runs took back: all of it, or nothing."""
+        """Redo all runs of this session that were undone: all or none."""
         name = self._session
         return list(map(self._marked, redo_session(self._store, self._project, name, by=name, force=force)))
 
     def read_file(self, path: str | os.PathLike[str]) -> bytes:
-        """Return a file as a command would read it: with the sandbox's rights, not the host's."""
-        run = self.run(["sh", "-c", _A_FILE + 'exec cat <"$1"', "sh", os.fspath(path)], apply="discard")
+        """Return the content of a file as a command reads it: with the rights of the sandbox."""
+        run = self.run(["sh", "-c", _REQUIRE_FILE + 'exec cat <"$1"', "sh", os.fspath(path)], apply="discard")
         if run.exit_code:
             raise BadRequest(f"{os.fspath(path)} can't be read: {run.stderr.strip()}")
         if any(is_limit(each, OUTPUT) for each in run.blocked):
@@ -433,11 +437,11 @@ class Sandbox(Commands):
         return b"".join(self._store.history.output_pieces(run.run, "stdout"))
 
     def write_file(self, path: str | os.PathLike[str], data: bytes | str) -> Run:
-        """Write a file as a command would, its directory too: captured, judged and undoable as any run."""
-        line = _A_FILE + 'case $1 in */*) mkdir -p -- "${1%/*}/" && cat >"$1" ;; *) cat >"$1" ;; esac'
+        """Write a file, and create its directory, as a command does: captured, judged and undoable like any run."""
+        line = _REQUIRE_FILE + 'case $1 in */*) mkdir -p -- "${1%/*}/" && cat >"$1" ;; *) cat >"$1" ;; esac'
         if not isinstance(data, (str, bytes)):
             raise BadRequest(f"{data!r:.100} can't be written to a file", hint="a text or bytes")
-        # As bytes: the text "inherit" would mean another input.
+        # As bytes, because the text "inherit" means the input of this program.
         content = encode_text(data) if isinstance(data, str) else data
         run = self.run(["sh", "-c", line, "sh", os.fspath(path)], stdin=content)
         if run.exit_code:
@@ -445,7 +449,7 @@ class Sandbox(Commands):
         return run
 
     def reset_root(self) -> bool:
-        """Drop what commands wrote to this project's own layer over a root tree; False if there is none."""
+        """Remove what commands wrote to this project's root layer; return False if there is no root layer."""
         return reset_root(self._store, self._project)
 
     def find(
@@ -454,43 +458,46 @@ class Sandbox(Commands):
     ) -> Run:  # fmt: skip
         """Return a run of this project, or session, by its number, its id, the beginning of one, `last` or `last~1`.
 
-        With other sessions' sandboxes `beside`, theirs are looked through too. `to_undo`: `last` is what `undo` means;
-        `to_redo`: the undo that `redo` would take back.
+        Runs of the sandboxes `beside`, which are of other sessions, are found too. With `to_undo`, `last` is the run
+        that `undo` would undo. With `to_redo`, the result is the undo that `redo` would take back.
         """
         self._store.recover()
-        run = _name_of(run)
-        reach = RunFilter(sessions=tuple(each._session for each in (self, *beside))) if beside else self._reach
+        name, among = _run_name(run), self._run_filter
+        if beside:
+            among = RunFilter(sessions=tuple(each._session for each in (self, *beside)))
         if to_redo:
-            return self._marked(undo_of(self._store, run, reach))
-        is_to_undo = to_undo and run == LAST
-        return self._marked(last_to_undo(self._store, reach) if is_to_undo else self._store.history.find(run, reach))
+            return self._marked(undo_to_redo(self._store, name, among))
+        if to_undo and name == LAST:
+            return self._marked(last_to_undo(self._store, among))
+        return self._marked(self._store.history.find(name, among))
 
     def diff(self, run: Run | str | int = "last", paths: Paths = ()) -> str:
-        """Return what a run changed, line by line; a session's agent is not shown what its commands don't see."""
-        chosen = self._chosen(run)
+        """Return what a run changed, line by line; in a session, without files that its commands don't see."""
+        changed_run = self._find_run(run)
         policy = self._hood.policy if self._session else None
-        wanted = each_difference(self._store, chosen, path_texts(paths), here=chosen.project, hidden_by=policy)
-        return "".join(each.text for each in wanted)
+        differences = each_difference(
+            self._store, changed_run, path_texts(paths), here=changed_run.project, hidden_by=policy
+        )
+        return "".join(each.text for each in differences)
 
     def output(self, run: Run | str | int = "last", stream: str = "stdout") -> bytes:
-        """Return all that is kept of what a run printed, byte for byte."""
+        """Return what a run printed on one output, byte for byte, as far as it is kept."""
         if stream not in ("stdout", "stderr"):
             raise BadRequest(f"there is no output {stream!r:.100}", hint="stdout or stderr")
-        chosen = self._chosen(run)
-        return b"".join(self._store.history.output_pieces(chosen.run, stream))
+        return b"".join(self._store.history.output_pieces(self._find_run(run).run, stream))
 
-    def _chosen(self, run: Run | str | int) -> Run:
-        return self._marked(self._store.history.find(_name_of(run), self._reach))
+    def _find_run(self, run: Run | str | int) -> Run:
+        return self._marked(self._store.history.find(_run_name(run), self._run_filter))
 
     @property
-    def _reach(self) -> RunFilter:
-        """What can be named here: nothing of another project, nor, in a session, of another session or the person."""
+    def _run_filter(self) -> RunFilter:
+        """The runs that can be named: only of this project, and in a session only of that session."""
         return RunFilter(project=self._project.id, sessions=(self._session,) if self._session else ())
 
     def close(self) -> None:
-        """Stop what was started here and still runs, and close the records; the sandbox can't be used after that.
+        """Stop the commands that still run, and close the records; the sandbox can't be used after that.
 
-        What other threads or tasks run is stopped too, and they get its report: what it wrote is held.
+        Commands of other threads or tasks are stopped too: these get the reports, and what was written is held.
         """
         end_all(self._store)
         end_underway(self._store)
@@ -509,8 +516,8 @@ class Sandbox(Commands):
         self.close()
 
 
-def _name_of(run: Run | str | int) -> str:
-    """Return what a run is found by: programs pass what they like."""
+def _run_name(run: Run | str | int) -> str:
+    """Return the name of a run, by which it can be found; raises BadRequest for anything that is not a run."""
     name: object = str(run) if type(run) is int else run if isinstance(run, str) else getattr(run, "run", None)
     if not isinstance(name, str):
         raise BadRequest(f"{run!r:.100} is not a run", hint="a Run, its number or id, or 'last'")
@@ -519,9 +526,9 @@ def _name_of(run: Run | str | int) -> str:
 
 @checked_arguments
 def tool(format: str = "openai", *, extra: str = "", name: str = NAME) -> dict[str, Any]:  # noqa: A002 - as users say it
-    """Return the tool that runs commands, as openai, ollama, anthropic or mcp wants it; or a `[[tool]]` by its name.
+    """Return the tool that runs commands, in the format openai, ollama, anthropic or mcp; or a `[[tool]]` by its name.
 
-    `extra` is added to its description: sentences of an application's own, for example that web pages are read by
-    another tool. A `Sandbox` has the same with its mark, and `Sandbox.run_tool` runs what a model asks for.
+    `extra` is added to its description: an application's own sentences, for example that another tool reads web pages.
+    `Sandbox.tool` does the same with the sandbox's mark, and `Sandbox.run_tool` runs what a model asks for.
     """
     return definition_of(policy_for(places(), ()), format, name, extra)

@@ -14,8 +14,8 @@ from fumehood.linux.process import CHANGES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MOST_UNREAD = 1 << 20  # bytes or characters of one output that wait; then the command waits too
-_MOST_CHANGES = 4096  # calls of `on_change` that wait
+MAX_UNREAD = 1 << 20  # bytes or characters of one output that wait; then the command waits too
+_MAX_CHANGES = 4096  # calls of `on_change` that wait
 
 
 class Bell:
@@ -83,7 +83,7 @@ class LoopListener(Bell):
 
     def is_full(self, name: str) -> bool:
         """Return True if so many calls are queued that no more is to be read from the command."""
-        return self._queued_sizes.get(name, 0) >= (_MOST_CHANGES if name == CHANGES else MOST_UNREAD)
+        return self._queued_sizes.get(name, 0) >= (_MAX_CHANGES if name == CHANGES else MAX_UNREAD)
 
     def drain(self) -> None:
         """Reset the bell, and raise what a function raised."""

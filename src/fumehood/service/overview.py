@@ -182,7 +182,7 @@ def search_runs(store: Store, what: Search, *, limit: int, before: int = 0) -> t
 # ---- What a person, or a program for them, does to a run.
 
 
-class Choice(Value):
+class ChosenAct(Value):
     """What was chosen: an act, the paths or the whole run, and what identifies the version that was shown."""
 
     act: str
@@ -195,7 +195,7 @@ class Choice(Value):
     seen: str = ""  # instead of a digest: the `state_id` of the run that was shown
 
 
-def perform(store: Store, run: Run, choice: Choice) -> Run:
+def perform(store: Store, run: Run, choice: ChosenAct) -> Run:
     """Do what was chosen; return the run that did it, or the run that it was done to."""
     project = store.projects.open(run.project, register=False)
     here, force, act = run.project, choice.force, choice.act
@@ -228,7 +228,7 @@ def perform(store: Store, run: Run, choice: Choice) -> Run:
     )
 
 
-def _undo_or_redo(store: Store, project: Project, run: Run, choice: Choice) -> Run:
+def _undo_or_redo(store: Store, project: Project, run: Run, choice: ChosenAct) -> Run:
     """Undo a run, or redo what was undone of it; a redo may name the run itself or its undo."""
     if choice.seen:
         with store.lock_project(project.id):  # another process may be changing the run, and has ended then
@@ -251,7 +251,7 @@ def state_id(store: Store, run: Run) -> str:
     return str(last)
 
 
-def _expected_digest(store: Store, run: Run, choice: Choice) -> str:
+def _expected_digest(store: Store, run: Run, choice: ChosenAct) -> str:
     """Return the digest of what the choice means, if all that the run holds is still what was shown."""
     if not choice.seen or choice.act not in ("apply", "discard"):
         return choice.expected
@@ -262,7 +262,7 @@ def _expected_digest(store: Store, run: Run, choice: Choice) -> str:
     return digest
 
 
-def _refuse_if_changed(store: Store, run: Run, choice: Choice) -> None:
+def _refuse_if_changed(store: Store, run: Run, choice: ChosenAct) -> None:
     """Raise ChangedMeanwhile if something happened to the run since it was shown, as far as the choice says when."""
     if not choice.seen or state_id(store, run) == choice.seen:
         return

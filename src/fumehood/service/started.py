@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fumehood.service.store import Store
 
 _COLUMNS, _ROWS = 80, 24
-_MOST = 0xFFFF  # columns or rows: the kernel's limit
-_LONGEST_S = 1e9
+_MAX_SIZE = 0xFFFF  # columns or rows: the kernel's limit
+_MAX_TIMEOUT_S = 1e9
 
 
 def program_terminal(terminal: bool | tuple[int, int]) -> ProgramTerminal | None:
@@ -36,7 +36,7 @@ def program_terminal(terminal: bool | tuple[int, int]) -> ProgramTerminal | None
         return None
     size: Any = (_COLUMNS, _ROWS) if terminal is True else terminal
     is_pair = isinstance(size, tuple) and len(size) == 2
-    if not is_pair or not all(isinstance(each, int) and 0 < each <= _MOST for each in size):
+    if not is_pair or not all(isinstance(each, int) and 0 < each <= _MAX_SIZE for each in size):
         raise BadRequest(f"a terminal can't be {terminal!r}", hint="True, or its columns and rows: (80, 24)")
     return ProgramTerminal(*size)
 
@@ -173,7 +173,7 @@ class Started:
         the rest.
         """
         limit: Any = timeout
-        if limit is not None and not (isinstance(limit, (int, float)) and 0 <= limit < _LONGEST_S):
+        if limit is not None and not (isinstance(limit, (int, float)) and 0 <= limit < _MAX_TIMEOUT_S):
             raise BadRequest(f"timeout can't be {timeout!r:.100}", hint="seconds, 0 or more and less than 1e9")
         return self._dialogue.wait(self._poll_report, timeout=timeout)
 

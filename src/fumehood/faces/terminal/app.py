@@ -30,7 +30,7 @@ from fumehood.faces.terminal.changes import ChangesView, HistoryView, RunScreen
 from fumehood.faces.terminal.widgets import ActingView, TextView, both_outputs, safe_text
 from fumehood.service import overview
 from fumehood.service.ask import Desk, OpenQuestion
-from fumehood.service.overview import Choice, LiveCommand
+from fumehood.service.overview import ChosenAct, LiveCommand
 from fumehood.service.store import Store
 from fumehood.store.audit import Missed
 from fumehood.store.history import RunFilter
@@ -126,12 +126,12 @@ class RunningView(ActingView):
         run = self._runs.get(self._chosen)
         if run is not None:
             question = f"End #{run.number}: {fit_columns(printable(run.command), 150)}? What it wrote is held."
-            self.ask_first(question, lambda: self.act(run, Choice(act="stop")))
+            self.ask_first(question, lambda: self.act(run, ChosenAct(act="stop")))
 
     def action_checkpoint(self) -> None:
         run = self._runs.get(self._chosen)
         if run is not None:
-            self.act(run, Choice(act="checkpoint"))
+            self.act(run, ChosenAct(act="checkpoint"))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         return action not in ("stop", "checkpoint") or bool(self._runs)

@@ -25,7 +25,7 @@ from fumehood.faces.cli.run_text import SIGNS, STATES, absolute_path
 from fumehood.faces.terminal.widgets import ActingView, HunkList, TextView, both_outputs, safe_text
 from fumehood.service import decide
 from fumehood.service.differences import difference_of
-from fumehood.service.overview import Choice, ReadRun, read_run, search_runs, state_id
+from fumehood.service.overview import ChosenAct, ReadRun, read_run, search_runs, state_id
 from fumehood.service.store import Store
 from fumehood.service.versions import contents
 from fumehood.store.search import Search
@@ -211,7 +211,7 @@ class ChangesView(ActingView):
     def _decide(self, branch: Branch, act: str) -> None:
         each = self._runs[branch.run]
         name = "discard" if act == "discard" else "apply"
-        chosen = Choice(act=name, paths=branch.paths, force=act == "force", seen=each.seen)
+        chosen = ChosenAct(act=name, paths=branch.paths, force=act == "force", seen=each.seen)
         if act == "discard" and branch.change is None:
             what = printable(branch.paths[0]) if branch.paths else "all that it holds"
             self.ask_first(f"Throw away {what}, of run #{each.run.number}?", lambda: self.act(each.run, chosen))
@@ -225,7 +225,7 @@ class ChangesView(ActingView):
             self._decide(branch, act)
             return
         left = count - len(taken)
-        chosen = Choice(act="hunks", paths=branch.paths, hunks=tuple(sorted(taken)), expected=self._versions_digest)
+        chosen = ChosenAct(act="hunks", paths=branch.paths, hunks=tuple(sorted(taken)), expected=self._versions_digest)
         if not left:
             self.act(each.run, chosen)
             return
@@ -239,8 +239,8 @@ class ChangesView(ActingView):
         if branch is not None:
             each = self._runs[branch.run]
             # Redo needs only the run, whatever has happened since it was shown.
-            undo = Choice(act=act, paths=branch.paths, seen=each.seen)
-            self.act(each.run, undo if act == "undo" else Choice(act=act))
+            undo = ChosenAct(act=act, paths=branch.paths, seen=each.seen)
+            self.act(each.run, undo if act == "undo" else ChosenAct(act=act))
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         each = self._runs.get(self._branch.run) if self.is_mounted and self._branch else None
@@ -465,7 +465,7 @@ class HistoryView(ActingView):
 
     def action_take(self, act: str) -> None:
         if self._run is not None:
-            self.act(self._run, Choice(act=act))
+            self.act(self._run, ChosenAct(act=act))
 
     def action_output(self) -> None:
         if self._run is not None:

@@ -26,7 +26,7 @@ from fumehood.faces.cli.run_text import headline
 from fumehood.faces.cli.screen import Filter
 from fumehood.service import overview
 from fumehood.service.opened import upkeep
-from fumehood.service.overview import Choice
+from fumehood.service.overview import ChosenAct
 from fumehood.service.store import Store
 
 _TAB_WIDTH = 8
@@ -233,7 +233,7 @@ class ActingView(Container):
         """Ask, and call `act` if the person says yes."""
         self.app.push_screen(AskFirst(question), lambda is_yes: act() if is_yes else None)
 
-    def act(self, run: Run, chosen: Choice) -> None:
+    def act(self, run: Run, chosen: ChosenAct) -> None:
         """Perform an act on a run, in a thread, because it may wait for a lock."""
 
         def work() -> None:

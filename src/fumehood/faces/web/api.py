@@ -184,7 +184,7 @@ def _versions(page: Page, request: Request, _body: dict[str, Any]) -> dict[str, 
 
 
 def _act_on_run(page: Page, request: Request, body: dict[str, Any]) -> dict[str, Any]:
-    chosen = overview.Choice(
+    chosen = overview.ChosenAct(
         act=request.path_params["act"], paths=tuple(map(str, body.get("paths", ()))), is_selection="paths" in body,
         force=body.get("force", False), expected=body.get("digest", ""), seen=body.get("seen", ""),
         content=body.get("content", ""), hunks=tuple(n for n in body.get("hunks", ()) if isinstance(n, int)),

@@ -235,7 +235,7 @@ def _act_on_run(page: Page, request: Request, form: FormData) -> str:
     content = str(form.get("content", "")).replace("\r\n", "\n")
     if form.get("dos"):
         content = content.replace("\n", "\r\n")
-    choice = overview.Choice(
+    choice = overview.ChosenAct(
         act=request.path_params["act"], paths=tuple(decode_path(str(path)) for path in form.getlist("path")),
         is_selection="chosen" in form, force=bool(form.get("force")), expected=str(form.get("digest", "")),
         hunks=tuple(parse_number(str(number)) for number in form.getlist("hunk") if str(number).isdecimal()),
