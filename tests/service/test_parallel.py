@@ -444,17 +444,17 @@ def test_bringing_a_draft_up_to_date_hides_nothing_that_a_command_writes_meanwhi
         draft.run("sed -i s/^1$/one/ text")
         (project / "text").write_text("".join([*lines[:-1], "last\n"]))
         with draft.start("read word; sed -i s/^9$/nine/ text") as command:
-            take_in = draft._taken_in
+            take_in = draft._unpack_as_held
 
             def take_in_later(*arguments: Any) -> Run:
                 command.stdin.write("go\n")
                 command.wait()
                 return take_in(*arguments)
 
-            draft._taken_in = take_in_later  # type: ignore[method-assign]
+            draft._unpack_as_held = take_in_later  # type: ignore[method-assign]
             with pytest.raises(ChangedMeanwhile):
                 draft.rebase()
-        draft._taken_in = take_in  # type: ignore[method-assign]
+        draft._unpack_as_held = take_in  # type: ignore[method-assign]
         draft.rebase()
         draft.apply()
     assert {"one", "nine", "last"} < set((project / "text").read_text().split())
