@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from fumehood.core.config import read_configuration
-from fumehood.core.tool import templates_by_name
+from fumehood.core.templates import templates_by_name
 from fumehood.errors import BadRequest
 
 HOSTILE = (

@@ -7,7 +7,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from mcp.types import Tool
 
-from fumehood.core.tool import DESCRIPTION, FORMATS, NAME, RUN_COMMAND, parse_facts, run_command_definition
+from fumehood.core.capabilities import parse_facts
+from fumehood.core.tool import DESCRIPTION, FORMATS, NAME, RUN_COMMAND, run_command_definition
 
 # What each interface documents for a tool: its keys, and where the schema of the arguments is.
 SHAPES = {

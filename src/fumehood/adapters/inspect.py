@@ -27,7 +27,7 @@ from inspect_ai.util import (
 
 from fumehood import FumehoodError, Policy, Refused, Run, Sandbox
 from fumehood.adapters import full_output, is_output_cut, make_temporary_project, read, remove_temporary_project, write
-from fumehood.core.tool import Template, templates_by_name
+from fumehood.core.templates import Template, templates_by_name
 from fumehood.store.config import policy_for
 from fumehood.store.places import places
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from fumehood.core.hosts import parse_host as host_rule
 from fumehood.core.policy import ALL_PROJECTS, HIDDEN, PRETEND, REFUSE, VISIBLE, Policy, Profile
-from fumehood.core.tool import template_problems as tool_problems
+from fumehood.core.templates import template_problems as tool_problems
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 

@@ -9,12 +9,12 @@ import time
 from contextlib import contextmanager
 from typing import Any
 
+from fumehood.core.capabilities import Capabilities, facts_script, format_limits, parse_facts
 from fumehood.core.config import CheckedConfiguration, Complaint, by_line, dotted_name, line_numbers
 from fumehood.core.masks import FRESH, is_below, is_in, make_masks
 from fumehood.core.policy import ALL_PROJECTS, FULL, HIDDEN, NONE, Policy, decide_network
 from fumehood.core.report import TIME, format_amount
 from fumehood.core.request import HOST, Request, build_argv, checked_command, command_text
-from fumehood.core.tool import Capabilities, facts_script, format_limits, parse_facts
 from fumehood.core.value import Value
 from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable, as_fumehood_error
 from fumehood.linux import cache, doctor, probe

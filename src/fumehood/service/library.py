@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from fumehood.core.inside import AccessRequest, access_requests
 from fumehood.core.report import OUTPUT, Run, is_limit, refusal_text
 from fumehood.core.request import encode_text
-from fumehood.core.tool import NAME, Capabilities, all_definitions, definition_of, run_arguments
+from fumehood.core.tool import NAME, all_definitions, definition_of, run_arguments
 from fumehood.errors import BadRequest, FumehoodError, missing_package_error
 from fumehood.linux import launcher
 from fumehood.service import checkpoint as checkpoints
@@ -38,6 +38,7 @@ from fumehood.store.places import new_id, new_mark, places
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from fumehood.core.capabilities import Capabilities
     from fumehood.core.policy import Policy
     from fumehood.core.questions import Question
     from fumehood.service.ask import Answering, Ask, Questions

@@ -29,6 +29,7 @@ from fumehood import __version__
 from fumehood.core import tool as described
 from fumehood.core.report import mark_line
 from fumehood.core.request import checked_name
+from fumehood.core.templates import templates_by_name
 from fumehood.errors import BadConfiguration, BadRequest, FumehoodError, Unavailable, as_fumehood_error
 from fumehood.faces.mcp import tools
 from fumehood.faces.mcp.clients import MARK, Clients, clients_of
@@ -129,7 +130,7 @@ def _own_tools(project: str | None) -> list[Tool]:
     except BadConfiguration:
         return []  # each command reports the error
     own: list[Tool] = []
-    for each in described.templates_by_name(policy.tools).values():
+    for each in templates_by_name(policy.tools).values():
         tool = OurTool.from_function(tools.run_command, each.name, None, each.description, annotations=_RUNNING)
         own.append(tool.model_copy(update={"template": each, "parameters": each.schema}))
     return own
