@@ -1,4 +1,4 @@
-"""What is measured, and the limits that are kept."""
+"""The measurements of Fumehood itself, each with its limit; and tools for all measurements."""
 
 from __future__ import annotations
 
@@ -22,71 +22,70 @@ FILE_SIZE = 256 << 10  # 20,000 of them are 5 GiB: more than a copy can hide in 
 
 @dataclass
 class Figure:
-    """One figure against another, and how far apart they may be."""
+    """A measured value, the value that it is compared with, and the limit of their ratio."""
 
-    what: str
+    title: str
     value: float
     unit: str
-    against: str = ""
-    other: float = 0.0
+    reference: str = ""
+    reference_value: float = 0.0
     limit: float | None = None
 
     @property
     def ratio(self) -> float:
-        """How many times the other."""
-        return self.value / self.other if self.other else self.value
+        """The value divided by the reference's; without a reference, the value itself."""
+        return self.value / self.reference_value if self.reference_value else self.value
 
     @property
-    def is_kept(self) -> bool:
-        """Whether the limit is kept; a figure without one always is."""
+    def is_within_limit(self) -> bool:
+        """Whether the ratio is within the limit; without a limit, it always is."""
         return self.limit is None or self.ratio <= self.limit
 
     def cells(self) -> list[str]:
-        """The figure in words."""
+        """Return the figure as texts, one for each column."""
+        has_reference = bool(self.reference_value)
         value = f"{self.value:.2f} {self.unit}"
-        other = f"{self.against} {self.other:.2f} {self.unit}" if self.other else self.against
-        ratio = f"{self.ratio:.2f} times" if self.other else ""
-        limit = "" if self.limit is None else f"{self.limit:g} {'times' if self.other else self.unit}"
-        return [self.what, value, other, ratio, limit]
+        reference = f"{self.reference} {self.reference_value:.2f} {self.unit}" if has_reference else self.reference
+        ratio = f"{self.ratio:.2f} times" if has_reference else ""
+        limit = "" if self.limit is None else f"{self.limit:g} {'times' if has_reference else self.unit}"
+        return [self.title, value, reference, ratio, limit]
 
     def line(self) -> str:
-        """For the terminal."""
-        what, value, other, ratio, limit = self.cells()
-        kept = "" if self.limit is None else "  ok" if self.is_kept else "  OVER THE LIMIT"
-        return f"{what:58} {value:>12}  {other:32} {ratio:>8}  {limit:>8}{kept}"
+        """Return a line for the terminal."""
+        title, value, reference, ratio, limit = self.cells()
+        verdict = "" if self.limit is None else "  ok" if self.is_within_limit else "  OVER THE LIMIT"
+        return f"{title:58} {value:>12}  {reference:32} {ratio:>8}  {limit:>8}{verdict}"
 
     def row(self) -> str:
-        """For the documentation."""
+        """Return a row for the documentation."""
         return f"| {' | '.join(self.cells())} |\n"
 
 
-def median_ms(*acts: Callable[[], object], times: int = 40, after_its_like: bool = False) -> list[float]:
-    """Time several acts in turn, so that a slow moment hits them all; the median of each.
+def median_ms(*functions: Callable[[], object], times: int = 40, prepare_each: bool = False) -> list[float]:
+    """Return the median time of each function. They are called in turn, so that a slow moment affects all of them.
 
-    `after_its_like` does each once untimed first, where the launcher makes the next launch ready as the last one was.
+    With `prepare_each`, each is called once without a clock before: the launcher prepares a launch like the last one.
     """
-    taken: list[list[float]] = [[] for _ in acts]
+    durations: list[list[float]] = [[] for _ in functions]
     for _ in range(times):
-        for act, mine in zip(acts, taken, strict=True):
-            if after_its_like:
-                act()
-            began = time.perf_counter()
-            act()
-            mine.append((time.perf_counter() - began) * 1000)
-    return [statistics.median(mine) for mine in taken]
+        for function, own_durations in zip(functions, durations, strict=True):
+            if prepare_each:
+                function()
+            own_durations.append(seconds(function) * 1000)
+    return [statistics.median(each) for each in durations]
 
 
-def seconds(act: Callable[[], object]) -> float:
-    """Time one act."""
+def seconds(function: Callable[[], object]) -> float:
+    """Return how long a call takes."""
     began = time.perf_counter()
-    act()
+    function()
     return time.perf_counter() - began
 
 
 def bubblewrap(project: Path) -> Callable[[], object]:
-    """An act that runs `true` in bubblewrap alone, as isolated as a run of ours, on the host's own root.
+    """Return a function that runs `true` in bubblewrap alone, with the same isolation as our runs, on the host's root.
 
-    It hides the same files of `/proc`. What we do besides (overlays, views, the guard) is left out.
+    It hides the same files of `/proc`. It does not have what Fumehood adds: overlays, views, the guard.
     """
     from fumehood.linux.bwrap import sandbox_command
     from fumehood.linux.confine import load_syscall_filter
@@ -94,31 +93,31 @@ def bubblewrap(project: Path) -> Callable[[], object]:
     from fumehood.linux.probe import host
     from fumehood.store.places import places
 
-    at = places()
-    able = host(at.cache, at.state)
-    assert able.bwrap is not None
-    filter_ = os.memfd_create("filter")
-    os.write(filter_, load_syscall_filter(at.cache, unix_sockets=True))
+    directories = places()
+    machine = host(directories.cache, directories.state)
+    assert machine.bwrap is not None
+    filter_file = os.memfd_create("filter")
+    os.write(filter_file, load_syscall_filter(directories.cache, unix_sockets=True))
     status = os.open(os.devnull, os.O_WRONLY)
-    line = sandbox_command(able.bwrap, disable_userns=able.disable_userns)
+    line = sandbox_command(machine.bwrap, disable_userns=machine.disable_userns)
     line += ["--bind", str(project), str(project), "--chdir", str(project)]
     line += [word for mask in kernel_masks(as_root=os.geteuid() == 0) for word in mask.bwrap_arguments([])]
-    line += ["--seccomp", str(filter_), "--json-status-fd", str(status)]
+    line += ["--seccomp", str(filter_file), "--json-status-fd", str(status)]
 
-    def act() -> None:
-        os.lseek(filter_, 0, os.SEEK_SET)
-        quiet([*line, "--", "/bin/sh", "-c", "true"], pass_fds=(filter_, status))()
+    def run_true() -> None:
+        os.lseek(filter_file, 0, os.SEEK_SET)
+        quiet([*line, "--", "/bin/sh", "-c", "true"], pass_fds=(filter_file, status))()
 
-    return act
+    return run_true
 
 
-def quiet(argv: list[str], **more: object) -> Callable[[], object]:
-    """An act that runs a program to its end, its output thrown away."""
-    return lambda: subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, **more)  # type: ignore[call-overload]
+def quiet(argv: list[str], **options: object) -> Callable[[], object]:
+    """Return a function that runs a program to its end, without its output."""
+    return lambda: subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, **options)  # type: ignore[call-overload]
 
 
 def project_in(room: Path, files: int = 10) -> Path:
-    """A project with so many small files."""
+    """Make a project with so many small files, and return its directory."""
     project = room / f"project-{files}"
     for number in range(files):
         directory = project / f"d{number // 100}"
@@ -129,12 +128,12 @@ def project_in(room: Path, files: int = 10) -> Path:
 
 
 def fumehood_command() -> list[str]:
-    """The command as a person has it: installed and byte-compiled."""
+    """Return the start of a command line, as a person types it: of the installed, byte-compiled program."""
     return [str(REPOSITORY / "fumehood"), "run", "--"]
 
 
 def warm(room: Path) -> Iterator[Figure]:
-    """A command from a program that is running already, also where its client keeps files in the home."""
+    """Measure a command of a Python program that runs already, also while files in the home are replaced."""
     from fumehood import Sandbox
 
     project, home = project_in(room), Path(os.environ["HOME"])
@@ -144,7 +143,7 @@ def warm(room: Path) -> Iterator[Figure]:
     tool.chmod(0o755)
     os.environ["PATH"] += f":{tool.parent}"
 
-    def after_replacing() -> None:
+    def replace_file_and_run() -> None:
         (home / ".client.json.new").write_text("{}")
         (home / ".client.json.new").rename(home / ".client.json")
         sandbox.run("true")
@@ -152,13 +151,16 @@ def warm(room: Path) -> Iterator[Figure]:
     with Sandbox(project) as sandbox:
         sandbox.run("true")
         bare = bubblewrap(project)
-        ours, raw, replacing, _ = median_ms(lambda: sandbox.run("true"), bare, after_replacing, bare, times=100)
-    yield Figure('library: run("true")', ours, "ms", "bwrap, the same flags", raw, 2.2)
-    yield Figure('library: run("true") when a file in the home is replaced', replacing, "ms", "when not", ours, 1.2)
+        run_ms, bwrap_ms, replacing_ms, _ = median_ms(
+            lambda: sandbox.run("true"), bare, replace_file_and_run, bare, times=100
+        )
+    yield Figure('library: run("true")', run_ms, "ms", "bwrap, the same flags", bwrap_ms, 2.2)
+    title = 'library: run("true") when a file in the home is replaced'
+    yield Figure(title, replacing_ms, "ms", "when not", run_ms, 1.2)
 
 
 def hardening(room: Path) -> Iterator[Figure]:
-    """What views, masks, filter and guard cost a run over the launch without them; only root can bind all of `/`."""
+    """Measure what views, masks, filter and guard cost a run; only as root, who can bind all of `/`."""
     from unittest import mock
 
     from fumehood import Sandbox
@@ -173,44 +175,47 @@ def hardening(room: Path) -> Iterator[Figure]:
     bare = (Bind(target="/", source="/"), Devices(target="/dev"), Proc(target="/proc"), Tmpfs(target="/tmp"))
     with Sandbox(project) as sandbox:
 
-        def without() -> None:
-            def look(self: running.Execution) -> VisibleMounts:
+        def run_without_hardening() -> None:
+            def find_visible(self: running.Execution) -> VisibleMounts:
                 mounts = (*bare, *self._capture.mounts)
                 return VisibleMounts(
                     mounts=mounts, host_mount_count=2, host_view_number=0, blocks_sockets=True
                 )
 
             with (
-                mock.patch.object(running.Execution, "_find_visible", look),
+                mock.patch.object(running.Execution, "_find_visible", find_visible),
                 mock.patch.object(running, "load_syscall_filter", return_value=b""),
                 mock.patch.object(confine, "guard_program", return_value=b""),
             ):
                 sandbox.run("true")
 
-        ours, other = median_ms(lambda: sandbox.run("true"), without, times=100, after_its_like=True)
-    yield Figure('library: run("true"), all hardening', ours, "ms", "without it", other)
-    yield Figure("all hardening, over the launch without it", ours - other, "ms", limit=1.0)
+        hardened_ms, bare_ms = median_ms(
+            lambda: sandbox.run("true"), run_without_hardening, times=100, prepare_each=True
+        )
+    yield Figure('library: run("true"), all hardening', hardened_ms, "ms", "without it", bare_ms)
+    yield Figure("all hardening, over the launch without it", hardened_ms - bare_ms, "ms", limit=1.0)
 
 
 def cold(room: Path) -> Iterator[Figure]:
-    """A command from a shell."""
+    """Measure a command from a shell."""
     project = project_in(room)
     quiet([*fumehood_command(), "true"], cwd=project)()
-    # In the cache of whoever runs this: `make clients` puts it there.
+    # `make clients` puts it into the cache of whoever runs this.
     cache = Path(pwd.getpwuid(os.getuid()).pw_dir, ".cache/fumehood")
     codex = next(cache.glob("node-*/node_modules/@openai/codex-linux-*/vendor/*/bin/codex"), None)
     lines = ("true", "date +%N > a")
-    acts = [quiet([sys.executable, "-c", "pass"]), *(quiet([*fumehood_command(), line], cwd=project) for line in lines)]
-    acts += [quiet([str(codex), "sandbox", "true"], cwd=project)] if codex else []
-    bare, ours, writing, *native = median_ms(*acts)
-    yield Figure("command line: fumehood run -- true", ours, "ms", "python3 -c pass", bare, 4.0)
-    yield Figure("the same where a file is changed, applied and told", writing, "ms", "run -- true", ours, 1.5)
-    for other in native:
-        yield Figure("the same against Codex", ours, "ms", "codex sandbox true, the native binary", other, 1.0)
+    programs = [quiet([sys.executable, "-c", "pass"])]
+    programs += [quiet([*fumehood_command(), line], cwd=project) for line in lines]
+    programs += [quiet([str(codex), "sandbox", "true"], cwd=project)] if codex else []
+    python_ms, run_ms, writing_ms, *codex_ms = median_ms(*programs)
+    yield Figure("command line: fumehood run -- true", run_ms, "ms", "python3 -c pass", python_ms, 4.0)
+    yield Figure("the same where a file is changed, applied and told", writing_ms, "ms", "run -- true", run_ms, 1.5)
+    for each in codex_ms:
+        yield Figure("the same against Codex", run_ms, "ms", "codex sandbox true, the native binary", each, 1.0)
 
 
 def first_use(room: Path) -> Iterator[Figure]:
-    """Run the first command with nothing cached, against an environment with the same packages made by hand."""
+    """Measure the first command with empty caches, against making an environment with the same packages by hand."""
     project = project_in(room)
     lock = REPOSITORY / "requirements/run.txt"
     by_hand = ["sh", "-c", f"python3 -m venv x && x/bin/pip install -q -r '{lock}'"]
@@ -220,14 +225,15 @@ def first_use(room: Path) -> Iterator[Figure]:
             caches = {"HOME": home, "PIP_CACHE_DIR": f"{home}/pip", "UV_CACHE_DIR": f"{home}/uv"}
             subprocess.run(line, cwd=cwd or home, env=os.environ | caches, capture_output=True, check=True)
 
-    ours, other = median_ms(
+    run_ms, by_hand_ms = median_ms(
         lambda: in_a_new_home([*fumehood_command(), "true"], project), lambda: in_a_new_home(by_hand), times=3
     )
     tool = "uv" if shutil.which("uv") else "pip"
-    yield Figure(f"the first `fumehood run -- true`, with {tool}", ours / 1000, "s", "venv and pip", other / 1000, 1.3)
+    title = f"the first `fumehood run -- true`, with {tool}"
+    yield Figure(title, run_ms / 1000, "s", "venv and pip", by_hand_ms / 1000, 1.3)
 
 
-# How each runs a command that may write the current directory and nothing else.
+# For other sandboxes, how to run a command that may write only the current directory.
 PEERS = {
     "sandbox-runtime (srt)": ["srt", "true"],
     "codex sandbox": ["codex", "sandbox", "true"],
@@ -238,33 +244,33 @@ PEERS = {
 
 
 def peers(room: Path) -> Iterator[Figure]:
-    """Start `true` in each, cold."""
+    """Measure `true` in other sandboxes, from a shell."""
     project = project_in(room)
-    found = {name: argv for name, argv in PEERS.items() if shutil.which(argv[0])}
-    acts = [quiet([*fumehood_command(), "true"], cwd=project), *(quiet(argv, cwd=project) for argv in found.values())]
-    ours, *theirs = median_ms(*acts, times=20)
-    for name, value in zip(found, theirs, strict=True):
-        yield Figure(f"cold `true` in {name}", value, "ms", "fumehood", ours)
+    installed = {name: argv for name, argv in PEERS.items() if shutil.which(argv[0])}
+    lines = [[*fumehood_command(), "true"], *installed.values()]
+    run_ms, *peers_ms = median_ms(*(quiet(line, cwd=project) for line in lines), times=20)
+    for name, peer_ms in zip(installed, peers_ms, strict=True):
+        yield Figure(f"cold `true` in {name}", peer_ms, "ms", "fumehood", run_ms)
 
 
 def alpine(room: Path) -> Iterator[Figure]:
-    """A command in a root tree of its own, against the same in the host's root."""
+    """Measure a command in a root tree, against the same command in the host's root."""
     from fumehood import Sandbox
 
     project, tree = project_in(room), room / "tree"
-    small_root(tree)
+    make_small_root(tree)
     with Sandbox(project) as sandbox:
         for root in ("host", str(tree)):
             sandbox.run("true", root=root)
         inside, outside = median_ms(
             lambda: sandbox.run("true", root=str(tree)), lambda: sandbox.run("true", root="host"), times=100,
-            after_its_like=True,
+            prepare_each=True,
         )  # fmt: skip
     yield Figure('library: run("true") in an Alpine root', inside, "ms", "in the host's root", outside, 1.3)
 
 
-def small_root(tree: Path) -> None:
-    """Make a root tree as an installed one is: busybox, its names, and the places that things are mounted on."""
+def make_small_root(tree: Path) -> None:
+    """Make a root tree like an installed one: busybox, links to it, and the mount points."""
     busybox = shutil.which("busybox")
     if busybox is None:
         raise SystemExit("there is no busybox; apt install busybox-static")
@@ -277,18 +283,18 @@ def small_root(tree: Path) -> None:
 
 
 def large(room: Path) -> Iterator[Figure]:
-    """The size of the project must not matter."""
+    """Measure a run in a large project: the size of the project must not matter."""
     from fumehood import Sandbox
 
     small, huge = project_in(room), project_in(room, 100_000)
-    with Sandbox(small) as one, Sandbox(huge) as other:
+    with Sandbox(small) as small_sandbox, Sandbox(huge) as huge_sandbox:
         line = "echo x > new; echo y >> d0/f1"
-        in_small, in_huge = median_ms(lambda: one.run(line), lambda: other.run(line), times=60)
-    yield Figure("a run in a project of 100,000 files", in_huge, "ms", "in one of 10", in_small, 1.2)
+        small_ms, huge_ms = median_ms(lambda: small_sandbox.run(line), lambda: huge_sandbox.run(line), times=60)
+    yield Figure("a run in a project of 100,000 files", huge_ms, "ms", "in one of 10", small_ms, 1.2)
 
 
 def apply(room: Path) -> Iterator[Figure]:
-    """Many changes at once."""
+    """Measure the apply and the undo of many changes."""
     yield from apply_files(room, FILE_SIZE, limit=0.1)
     yield from apply_files(room, 64 << 10, limit=None)
     yield from apply_files(room, 4 << 10, limit=None)
@@ -296,7 +302,7 @@ def apply(room: Path) -> Iterator[Figure]:
 
 
 def apply_files(room: Path, size: int, limit: float | None) -> Iterator[Figure]:
-    """Take over 20,000 modified files with their backups, and take them back."""
+    """Measure the apply of 20,000 modified files with their backups, and the undo."""
     from fumehood import Sandbox
 
     project = room / f"files-{size}"
@@ -307,7 +313,7 @@ def apply_files(room: Path, size: int, limit: float | None) -> Iterator[Figure]:
         (directory / f"f{number}").write_bytes(content)
     with Sandbox(project) as sandbox:
         held = sandbox.run("find . -type f -exec touch {} +", apply="hold")
-        # What the copy and the run have dirtied is written out first, for it would be charged to whoever comes next.
+        # Write out dirty pages first, because the next step would pay for them.
         os.sync()
         applied = seconds(lambda: sandbox.apply(held))
         os.sync()
@@ -321,7 +327,7 @@ def apply_files(room: Path, size: int, limit: float | None) -> Iterator[Figure]:
 
 
 def apply_tree(room: Path) -> Iterator[Figure]:
-    """A new tree is applied in the time of its scan."""
+    """Measure the apply of a new tree, which may take as long as its scan."""
     from fumehood import Sandbox
     from fumehood.linux.layer import scan
     from fumehood.linux.nofollow import open_top
@@ -339,7 +345,7 @@ def apply_tree(room: Path) -> Iterator[Figure]:
 
 
 def records(room: Path) -> Iterator[Figure]:
-    """The records of files: what a large run leaves to be done after its report, and a scan."""
+    """Measure the records of files: the work that a large run leaves for after its report, and a scan."""
     from fumehood import Sandbox
     from fumehood.service.files import catch_up, scan_project
     from fumehood.service.opened import OpenedStore
@@ -352,13 +358,14 @@ def records(room: Path) -> Iterator[Figure]:
         yield Figure(
             f"record {FILES} modified files, with daily backups", seconds(lambda: catch_up(store, project.id)), "s"
         )
-        whole = store.projects.open(str(huge))
-        yield Figure("scan a project of 100,000 files", seconds(lambda: scan_project(store, whole)), "s", limit=10.0)
+        huge_project = store.projects.open(str(huge))
+        scan_s = seconds(lambda: scan_project(store, huge_project))
+        yield Figure("scan a project of 100,000 files", scan_s, "s", limit=10.0)
         store.close()
 
 
 def output(room: Path) -> Iterator[Figure]:
-    """A command that prints 1 GiB."""
+    """Measure the memory that a command needs that prints 1 GiB."""
     project = project_in(room)
     code = (
         f"import sys; sys.path.insert(0, {str(REPOSITORY / 'src')!r}); from fumehood import Sandbox; import resource;"
@@ -370,27 +377,28 @@ def output(room: Path) -> Iterator[Figure]:
 
 
 def leftovers(room: Path) -> Iterator[Figure]:
-    """A thousand runs leave nothing but their records."""
+    """Measure what a thousand runs leave besides their records: nothing."""
     from fumehood import Sandbox
 
     project = project_in(room)
     state = Path(os.environ["HOME"], ".local/state/fumehood")
     with Sandbox(project) as sandbox:
         sandbox.run("true")
-        before = _present(state)
+        before = _count_leftovers(state)
         for _ in range(1000):
             sandbox.run("true")
-        after = _present(state)
+        after = _count_leftovers(state)
     yield Figure("files, mounts and processes left by 1,000 runs", float(after - before), "", limit=0.0)
 
 
-def _present(state: Path) -> int:
-    """Count files under our state, mounts that name it, and processes of ours."""
+def _count_leftovers(state: Path) -> int:
+    """Return the number of files in our state, mounts that name it, and processes and descriptors of ours."""
     files = sum(len(names) + len(directories) for _, directories, names in os.walk(state))
     mounts = sum(str(state) in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
-    mine = subprocess.run(["pgrep", "-c", "-u", str(os.getuid()), "bwrap"], capture_output=True, text=True, check=False)
+    count = ["pgrep", "-c", "-u", str(os.getuid()), "bwrap"]
+    processes = subprocess.run(count, capture_output=True, text=True, check=False)
     descriptors = len(os.listdir("/proc/self/fd"))
-    return files + mounts + int(mine.stdout or 0) + descriptors
+    return files + mounts + int(processes.stdout or 0) + descriptors
 
 
 MEASURES: dict[str, Callable[[Path], Iterator[Figure]]] = {

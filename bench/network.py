@@ -1,4 +1,4 @@
-"""How much the proxy costs: a large transfer through it against the same one without it, both over loopback."""
+"""The cost of the proxy: a large transfer through it, against the same transfer without it, both over loopback."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def serve(client):
     client.close()
 while True: threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 """
-# The same program outside and inside: what it does first is the only difference.
+# The same program runs outside and inside; only the beginning of its connection differs.
 _CLIENT = """
 import os, socket, sys, time
 way, method, port, whole = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -59,7 +59,7 @@ METHODS = {"GET": "to the command", "PUT": "from the command"}
 
 
 def network(room: Path) -> Iterator[Figure]:
-    """Transfer 2 GiB: at least half as fast as without the proxy, so at most twice as long."""
+    """Measure transfers of 2 GiB, which may take at most twice as long as without the proxy."""
     from fumehood import Policy, Sandbox
 
     client = project_in(room) / "client.py"
@@ -70,28 +70,28 @@ def network(room: Path) -> Iterator[Figure]:
             port = server.stdout.readline().strip()
             with Sandbox(client.parent, Policy(hosts=(f"127.0.0.1:{port}",))) as sandbox:
 
-                def once(way: str, method: str) -> float:
+                def transfer(way: str, method: str) -> float:
                     line = [sys.executable, str(client), way, method, port, str(SIZE)]
                     if way == "direct":
-                        said = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+                        printed = subprocess.run(line, capture_output=True, text=True, check=True).stdout
                     else:
-                        said = sandbox.run(line).stdout
-                    seconds, size = said.split()
-                    assert int(size) == SIZE, said
+                        printed = sandbox.run(line).stdout
+                    seconds, size = printed.split()
+                    assert int(size) == SIZE, printed
                     return float(seconds)
 
                 for method, direction in METHODS.items():
-                    yield from _compared(once, method, direction)
+                    yield from _compare(transfer, method, direction)
         finally:
             server.kill()
 
 
-def _compared(once: Callable[[str, str], float], method: str, direction: str) -> Iterator[Figure]:
-    taken: dict[str, list[float]] = {way: [] for way in ("direct", *WAYS)}
+def _compare(transfer: Callable[[str, str], float], method: str, direction: str) -> Iterator[Figure]:
+    durations: dict[str, list[float]] = {way: [] for way in ("direct", *WAYS)}
     for _ in range(TIMES):
-        for way, mine in taken.items():
-            mine.append(once(way, method))
-    direct = statistics.median(taken.pop("direct"))
-    for way, mine in taken.items():
-        name = f"{SIZE >> 30} GiB through the proxy, {direction}, by {way}"
-        yield Figure(name, statistics.median(mine), "s", "without it", direct, 2.0)
+        for way, own_durations in durations.items():
+            own_durations.append(transfer(way, method))
+    direct_s = statistics.median(durations.pop("direct"))
+    for way, own_durations in durations.items():
+        title = f"{SIZE >> 30} GiB through the proxy, {direction}, by {way}"
+        yield Figure(title, statistics.median(own_durations), "s", "without it", direct_s, 2.0)

@@ -1,4 +1,4 @@
-"""The benchmark suite: `make bench`. Every figure is a ratio inside one run, so that machines can be compared.
+"""The benchmark suite: `make bench`. Every figure is a ratio within one run, so that machines can be compared.
 
 make bench ARGS='--only cold'     one of them
 make bench ARGS='--write'         put the results into docs/benchmarks.md
@@ -25,18 +25,18 @@ from network import network
 sys.path.append(str(REPOSITORY / "tools"))
 from page import section_text, write
 
-EVERY = {
+ALL_MEASURES = {
     **MEASURES, "drafts": drafts, "history": history, "many": many, "hook": hook, "mcp": mcp, "network": network,
 }  # fmt: skip
 
 
 def main() -> int:
-    """Measure, print, and say whether every limit is kept."""
+    """Measure, print, and fail if a limit is exceeded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=EVERY, help="measure only this")
+    parser.add_argument("--only", action="append", choices=ALL_MEASURES, help="measure only this")
     parser.add_argument("--write", action="store_true", help="put the results into docs/benchmarks.md")
     options = parser.parse_args()
-    wanted = list(dict.fromkeys(options.only or EVERY))
+    wanted = list(dict.fromkeys(options.only or ALL_MEASURES))
     scratch = Path(tempfile.mkdtemp(prefix="fumehood-bench-", dir="/var/tmp"))
     os.environ.update(HOME=str(scratch / "home"))
     for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "PYTHONDONTWRITEBYTECODE"):
@@ -47,7 +47,7 @@ def main() -> int:
         for name in wanted:
             room = scratch / name
             room.mkdir()
-            for figure in EVERY[name](room):
+            for figure in ALL_MEASURES[name](room):
                 print(figure.line(), flush=True)
                 figures.append(figure)
     finally:
@@ -55,25 +55,25 @@ def main() -> int:
         shutil.rmtree(scratch, ignore_errors=True)
     if options.write:
         write_table(figures, whole=not options.only)
-    return 0 if all(figure.is_kept for figure in figures) else 1
+    return 0 if all(figure.is_within_limit for figure in figures) else 1
 
 
 def write_table(figures: list[Figure], *, whole: bool) -> None:
     """Replace the table in the documentation."""
-    ruled = "| what | figure | against | ratio | limit |\n| --- | ---: | ---: | ---: | ---: |\n"
-    # Measured alone, a figure takes its own row's place.
-    rows = {} if whole else rows_of(section_text("benchmarks.md", "figures").partition(ruled)[2])
+    header = "| what | figure | against | ratio | limit |\n| --- | ---: | ---: | ---: | ---: |\n"
+    # A figure that is measured alone replaces its own row.
+    rows = {} if whole else rows_of(section_text("benchmarks.md", "figures").partition(header)[2])
     rows |= rows_of("".join(figure.row() for figure in figures))
-    write("benchmarks.md", "figures", f"{machine()}\n\n{ruled}{''.join(rows.values())}")
+    write("benchmarks.md", "figures", f"{machine()}\n\n{header}{''.join(rows.values())}")
 
 
 def rows_of(table: str) -> dict[str, str]:
-    """Return the rows of a table by what they are about."""
+    """Return the rows of a table by their titles."""
     return {row.split("|")[1].strip(): row for row in table.splitlines(keepends=True) if row.strip()}
 
 
 def machine() -> str:
-    """Say where the figures come from."""
+    """Return a sentence about the machine and the versions."""
     bwrap = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, check=False).stdout.strip()
     who = "root" if os.geteuid() == 0 else "an ordinary user"
     return (

@@ -1,6 +1,6 @@
-"""The store as every face opens it: what a dead process left half done is repaired first.
+"""The store as every face opens it: unfinished work of a dead process is repaired first.
 
-`upkeep` does what can wait. Every command passes through here, so repairing and cleaning are imported only when due.
+`upkeep` does the work that can wait. Every command opens the store, so repair and cleaning are imported only when due.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DAY_S = 86_400
 
 
 class OpenedStore(Store):
-    """The store, in which interrupted work has been taken back or kept."""
+    """The store, in which interrupted work has been undone or kept."""
 
     def __init__(self, *, face: str = PYTHON) -> None:
         super().__init__(face=face)
@@ -37,9 +37,9 @@ class OpenedStore(Store):
         self.recover()
 
     def recover(self) -> None:
-        """Take back what a dead process had left half done, keep what its command wrote, and record clients' edits.
+        """Undo the half-done work of a dead process, keep what its command wrote, and record clients' edits.
 
-        What can't be repaired now is left for the next time: nothing else may fail because of it.
+        What can't be repaired now is left for the next time, so that nothing else fails because of it.
         """
         unfinished = self.history.unfinished_runs()
         if unfinished or nofollow.list_mode_notes(self.places.modes):
@@ -68,13 +68,13 @@ class OpenedStore(Store):
             record_project_edits(self, project)
 
 
-# ---- What is done when there is time: after a report is printed, before the next command, at the end of a program.
+# ---- Work that is done when there is time: after a report is printed, before the next command, at a program's end.
 
 def upkeep(store: Store, project: int, cleaning: Clean | None = None) -> str:
     """Bring the records of a project's files up to date, and with `cleaning`, clean once a day.
 
-    Returns what to tell a person: which backups were removed, if any. It waits for no lock, and errors are ignored:
-    whoever needs the records does it again and gets the error.
+    Returns a message for a person if backups were removed, else "". This waits for no lock, and ignores errors: whoever
+    needs the records does the same work again, and gets the error.
     """
     try:
         if store.database.rows("SELECT 1 FROM files_due WHERE project = ? LIMIT 1", (project,)):
@@ -95,9 +95,9 @@ def is_cleaning_due(store: Store) -> bool:
     """Return True if nothing was cleaned for a day; the lock file's mtime is the time of the last cleaning."""
     path = store.places.lock("clean")
     try:
-        last = os.stat(path).st_mtime
+        last_cleaning = os.stat(path).st_mtime
     except FileNotFoundError:
         # Nothing is a day old yet.
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
         return False
-    return not 0 <= time.time() - last < _DAY_S
+    return not 0 <= time.time() - last_cleaning < _DAY_S

@@ -1,4 +1,4 @@
-"""What is made for a command because the host or the root tree lacks it: host names, its identity, the playground."""
+"""Things made for a command that the host or the root tree lacks: host names, its identity, the playground."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ if TYPE_CHECKING:
     from fumehood.rootfs.tree import RootTree
 
 
-# ---- Names for a command without a network: its machine's own is found, every other is asked for where no route leads.
+# ---- Host names for a command without a network. A program finds the name of its own machine: to ask for that is no
+# attempt to leave. For every other name it asks a server to which no route leads.
 #
-# What is sent there is counted (`UnroutedCounter`), and fails at once. Most systems ask at such an address anyway. But
-# where the resolver is this machine's own, or none is set, programs would ask at a loopback address at which nobody
-# listens, and a try to leave would look like any datagram to a port of the command's own. And a program that asks for
-# the name of its own machine does not try to leave.
+# What is sent there is counted (`UnroutedCounter`), and fails at once. Most systems ask such a server anyway. But if
+# the resolver is this machine's own, or none is set, programs would ask at a loopback address at which nobody listens,
+# and an attempt to leave would look like any datagram to one of the command's own ports.
 
 _RESOLVER, _HOSTS = "/etc/resolv.conf", "/etc/hosts"
-# An address for documentation (RFC 5737). Some resolvers wait for an answer although nothing could be sent.
-_NOWHERE = b"nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
+# An address for documentation (RFC 5737). The options are for resolvers that wait for an answer although nothing could
+# be sent.
+_UNREACHABLE_SERVER = b"nameserver 192.0.2.53\noptions timeout:1 attempts:1\n"
 _NO_NETWORK, _BY_PROXY = "there is no network", "where names are asked for"
 
 
@@ -53,36 +54,37 @@ def resolver_mounts(cache: str, tree: str = "", *, shares_network: bool, is_offl
     changed, why = configuration, _BY_PROXY
     if is_offline:
         if is_unseen or (configuration is not None and not _asks_outside(configuration)):
-            changed, why = _NOWHERE, _NO_NETWORK
+            changed, why = _UNREACHABLE_SERVER, _NO_NETWORK
     elif configuration is not None and not shares_network:
         # musl has no search domains unless a line sets some, and it can't read `search .`.
-        changed = _without_endings(configuration, b"" if tree else b"search .\n")
+        changed = _without_search_domains(configuration, b"" if tree else b"search .\n")
     mounts: list[Operation] = []
     if changed is not None and is_unseen:
         mounts.append(Text(target=resolver, content=changed, why=why))
     elif changed is not None and changed != configuration:
         mounts += mount_over(cache, resolver, changed, why)
-    if is_offline and table is not None and (more := _with_own_name(table)):
-        mounts += mount_over(cache, _HOSTS, more, _NO_NETWORK)
+    if is_offline and table is not None and (new_table := _with_own_name(table)):
+        mounts += mount_over(cache, _HOSTS, new_table, _NO_NETWORK)
     return mounts
 
 
-def _without_endings(configuration: bytes, ending: bytes) -> bytes:
-    """Return a resolver configuration without search domains that asks an IPv4 address; unchanged if it is one.
+def _without_search_domains(configuration: bytes, last_line: bytes) -> bytes:
+    """Return a resolver configuration without search domains and with an IPv4 server; the same if it is so already.
 
-    The proxy answers for every name, so the first name that a program tries, with a search domain of this machine's
-    network, would be taken for the one that was meant. And the proxy answers at IPv4 addresses only.
+    The proxy answers for every name, so a program would take the first one that it tries, with a search domain of this
+    machine's network, for the one that it wants. And the proxy answers only at IPv4 addresses.
     """
     lines = [(line, line.split()) for line in configuration.splitlines(keepends=True)]
     servers = [words[1] for _, words in lines if len(words) > 1 and words[0] == b"nameserver"]
     first = b"" if any(server.count(b".") == 3 for server in servers[:3]) else b"nameserver 127.0.0.1\n"
     kept = [line for line, words in lines if words[:1] not in ([b"search"], [b"domain"]) and b"ndots:" not in line]
-    if len(kept) == len(lines) and not first and not (ending and "." in os.uname().nodename):
+    if len(kept) == len(lines) and not first and not (last_line and "." in os.uname().nodename):
         return configuration
-    return first + b"".join(kept).rstrip(b"\n") + b"\n" + ending
+    return first + b"".join(kept).rstrip(b"\n") + b"\n" + last_line
 
 
 def _asks_outside(configuration: bytes) -> bool:
+    """Return True if one of the servers is not on this machine."""
     lines = [line.split() for line in configuration.splitlines()]
     servers = [line[1] for line in lines if len(line) > 1 and line[0] == b"nameserver"]
     return any(not each.startswith((b"127.", b"::1", b"0.")) for each in servers[:3])
@@ -117,15 +119,15 @@ def mount_over(cache: str, target: str, content: bytes, why: str) -> list[Operat
 # for git, and the host's certificate authorities where somebody has added one to those of the distribution.
 
 _USERS, _GROUPS = "/etc/passwd", "/etc/group"
-_MOST = 1 << 20
-_NOBODY = "user"  # the name of a user who has none on the host either
-_WHY = "who the command is"
+_MAX_BYTES = 1 << 20  # of a file that is read
+_DEFAULT_NAME = "user"  # of a user who has no name on the host either
+_WHY_IDENTITY = "who the command is"
 
 # Made for each run in the sandbox's own `/dev`, so that no tree needs a place for them.
 _GIT_SETTINGS, _AUTHORITIES = "/dev/gitconfig", "/dev/certificates.pem"
 _GIT = ("/usr/bin/git", "/usr/local/bin/git", "/bin/git")
-# Where a person, or a company's installer, puts authorities of their own.
-_ADDED = (
+# Directories in which a person, or a company's installer, puts more authorities.
+_ADDED_AUTHORITIES = (
     "/usr/local/share/ca-certificates", "/etc/ca-certificates/trust-source/anchors", "/etc/pki/ca-trust/source/anchors",
     "/etc/pki/trust/anchors",
 )  # fmt: skip
@@ -133,7 +135,7 @@ _BUNDLES = (
     "/etc/ssl/certs/ca-certificates.crt", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )  # fmt: skip
-_NAMED_BY = (
+_AUTHORITY_VARIABLES = (
     "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO", "PIP_CERT",
     "CARGO_HTTP_CAINFO", "AWS_CA_BUNDLE",
 )  # fmt: skip
@@ -156,7 +158,8 @@ def account(user: int, group: int) -> Account:
     import grp
 
     login_names = (os.environ.get(name, "") for name in ("USER", "LOGNAME")) if user == os.geteuid() else ()
-    name = next((each for each in login_names if each.replace("-", "_").replace(".", "_").isidentifier()), _NOBODY)
+    valid_names = (each for each in login_names if each.replace("-", "_").replace(".", "_").isidentifier())
+    name = next(valid_names, _DEFAULT_NAME)
     try:
         group_name = grp.getgrgid(group).gr_name
     except KeyError:
@@ -173,7 +176,7 @@ def account(user: int, group: int) -> Account:
 
 def identity_mounts_on_host(cache: str, user: int, group: int, home: str) -> list[Operation]:
     """Return the mounts that give the command's user a name on the host's own system: usually none are needed."""
-    users, groups = (plain_file(path, most=_MOST) for path in (_USERS, _GROUPS))
+    users, groups = (plain_file(path, most=_MAX_BYTES) for path in (_USERS, _GROUPS))
     if _lists_number(users, user) and _lists_number(groups, group):
         return []
     person = account(user, group)
@@ -186,15 +189,15 @@ def certificate_mounts(environment: Mapping[str, str], home: str) -> list[Operat
     A file that contains a key stays hidden, and so does one that is reached by a link.
     """
     mounts: list[Operation] = []
-    for path in {environment[name] for name in _NAMED_BY if name in environment}:
+    for path in {environment[name] for name in _AUTHORITY_VARIABLES if name in environment}:
         if is_below(path, home) and os.path.realpath(path) == path:
-            content = plain_file(path, most=_MOST)
+            content = plain_file(path, most=_MAX_BYTES)
             if content is not None and b"BEGIN CERTIFICATE" in content and b"PRIVATE KEY" not in content:
                 mounts.append(Bind(target=path, source=path, why="certificate authorities, by a variable of yours"))
     return mounts
 
 
-_LONGEST_SETTINGS = 16 << 10
+_MAX_SETTINGS_BYTES = 16 << 10
 
 
 def secret_paths_in_variables() -> list[str]:
@@ -221,8 +224,8 @@ def _is_data_file(path: str) -> bool:
 
 def _contains_secret(path: str) -> bool:
     """Return True if a file is small, as settings are, and contains a secret."""
-    content = plain_file(os.path.realpath(path), most=_LONGEST_SETTINGS) or b""
-    return len(content) < _LONGEST_SETTINGS and holds_secret(os.fsdecode(content))
+    content = plain_file(os.path.realpath(path), most=_MAX_SETTINGS_BYTES) or b""
+    return len(content) < _MAX_SETTINGS_BYTES and holds_secret(os.fsdecode(content))
 
 
 def identity_in_tree(
@@ -235,7 +238,7 @@ def identity_in_tree(
     variables = {"USER": "root", "LOGNAME": "root"}
     with Closing(open_top(tree.path)) as top:
         if not is_layered:  # commands can write the layer, and may have put a link there
-            users, groups = (plain_file(path[1:], top, most=_MOST) for path in (_USERS, _GROUPS))
+            users, groups = (plain_file(path[1:], top, most=_MAX_BYTES) for path in (_USERS, _GROUPS))
             person = account(user, group).replace(home=WORKSPACE, shell=tree.shell)
             variables = {"USER": person.name, "LOGNAME": person.name}
             mounts += _add_account_lines(cache, users, groups, person)
@@ -246,21 +249,21 @@ def identity_in_tree(
             mounts.append(Text(target=_GIT_SETTINGS, content=os.fsencode(author), why="the author of commits"))
             variables["GIT_CONFIG_SYSTEM"] = _GIT_SETTINGS
         if bundle := authorities():
-            of_tree = [] if is_layered else [each for each in _BUNDLES if plain_file(each[1:], top) is not None]
+            tree_bundles = [] if is_layered else [each for each in _BUNDLES if plain_file(each[1:], top) is not None]
             mounts += [
                 Bind(target=target, source=bundle, why="the host's certificate authorities")
-                for target in (_AUTHORITIES, *of_tree)
+                for target in (_AUTHORITIES, *tree_bundles)
             ]
-            variables |= dict.fromkeys(_NAMED_BY, _AUTHORITIES)
+            variables |= dict.fromkeys(_AUTHORITY_VARIABLES, _AUTHORITIES)
     return mounts, variables
 
 
 def authorities() -> str:
     """Return the host's bundle of certificate authorities if somebody has added one, else ""."""
-    named = os.environ.get("SSL_CERT_FILE", "")
-    if named.startswith("/") and os.path.isfile(named):
-        return os.path.realpath(named)
-    for folder in _ADDED:
+    chosen = os.environ.get("SSL_CERT_FILE", "")
+    if chosen.startswith("/") and os.path.isfile(chosen):
+        return os.path.realpath(chosen)
+    for folder in _ADDED_AUTHORITIES:
         try:
             names = os.listdir(folder)
         except OSError:
@@ -298,13 +301,13 @@ def _add_account_lines(cache: str, users: bytes | None, groups: bytes | None, pe
     ):  # fmt: skip
         if text is not None and not _lists_number(text, own_number):
             before = text if text.endswith(b"\n") or not text else text + b"\n"
-            mounts += mount_over(cache, path, before + os.fsencode(line.replace("\n", " ")) + b"\n", _WHY)
+            mounts += mount_over(cache, path, before + os.fsencode(line.replace("\n", " ")) + b"\n", _WHY_IDENTITY)
     return mounts
 
 
 def _lists_number(text: bytes | None, number: int) -> bool:
     """Return True if the file lists a user or group of this number, or can't be read."""
-    if text is None or len(text) == _MOST:
+    if text is None or len(text) == _MAX_BYTES:
         return True
     field = b":%d:" % number
     at = text.find(field)
@@ -313,9 +316,9 @@ def _lists_number(text: bytes | None, number: int) -> bool:
     return at >= 0
 
 
-# ---- The playground: a directory of the agent's own, outside of every project, that its commands may write.
+# ---- The playground: a directory of the agent's own, outside every project, which its commands may write.
 
-PLAYGROUND = "playground"  # as a working directory: the playground
+PLAYGROUND = "playground"  # as a working directory, this name means the playground
 
 
 class Playground(Value):
@@ -326,21 +329,20 @@ class Playground(Value):
     is_writable: bool = True
 
     def mount(self) -> Bind:
-        """Return how it is shown."""
+        """Return the mount that shows the playground."""
         return Bind(target=self.target, source=self.source, is_writable=self.is_writable, why="the playground")
 
 
 def playground(places: Places, source: str, home: str, roots: Sequence[str], *, makes_points: bool) -> Playground:
     """Return the playground as a command on the host's own system sees it: `playground` in the home.
 
-    It is seen where it really lies if that place overlaps a root, is something else already, or has no mount point and
-    none can be made (`makes_points`).
+    The command sees it where it really lies if that path overlaps a root, is something else already, or is missing and
+    can't be made (`makes_points`).
     """
     home = os.path.realpath(home)
     target = f"{home}/{PLAYGROUND}"
-    others = (*roots, places.data)
-    is_in_the_way = any(is_in(target, (each,)) or is_in(each, (target,)) for each in others)
-    if home == "/" or not os.path.isdir(home) or is_in_the_way:
+    overlaps = any(is_in(target, (each,)) or is_in(each, (target,)) for each in (*roots, places.data))
+    if home == "/" or not os.path.isdir(home) or overlaps:
         return Playground(source=source, target=source)
     try:
         is_usable = stat.S_ISDIR(os.lstat(target).st_mode)
@@ -350,7 +352,7 @@ def playground(places: Places, source: str, home: str, roots: Sequence[str], *, 
 
 
 def make_playground(places: Places) -> str:
-    """Return where the playground lies, making it when it is missing."""
+    """Return the playground's directory, made if it is missing."""
     directory = _playground_path(places)
     if os.path.isdir(directory):
         return directory
@@ -379,7 +381,7 @@ def playground_size(places: Places) -> int:
 def empty_playground(places: Places) -> int:
     """Delete everything in the playground; returns the bytes that are freed.
 
-    It is renamed first, so that a command which begins meanwhile finds a new one.
+    The directory is renamed first, so that a command that begins meanwhile finds a new one.
     """
     freed = playground_size(places)
     if not os.path.isdir(_playground_path(places)):
@@ -389,7 +391,7 @@ def empty_playground(places: Places) -> int:
         with Closing(open_top(places.data)) as above:
             os.rename(PLAYGROUND, aside, src_dir_fd=above, dst_dir_fd=above)
             make_playground(places)
-            for name in entries(above):  # also those that an interrupted call has left
+            for name in entries(above):  # also directories that an interrupted call has left
                 if name.startswith(f"{PLAYGROUND}."):
                     remove_tree(above, name)
     except OSError as error:
