@@ -23,7 +23,7 @@ MAX_LINES = 600
 
 # docs/design.md, section 4: each may import itself and what stands before it. The public names ("") are the
 # service's, shown to the faces and to users; so are those of the package `rootfs` itself.
-ORDER = ["errors", "bundle", "core", "linux", "proxy", "rootfs", "store", "service", "workspaces", ""]
+ORDER = ["errors", "module_cache", "core", "linux", "proxy", "rootfs", "store", "service", "workspaces", ""]
 ORDER += ["faces", "adapters", "__main__"]
 
 SLOW = {"argparse", "asyncio", "contextlib", "dataclasses", "enum", "inspect", "json", "logging", "pathlib"}

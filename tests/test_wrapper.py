@@ -21,7 +21,7 @@ NEEDED = ("fumehood", "requirements", "tools")
 # Stands in for the command line, to show how it was started.
 STAND_IN = """
 import json, os, sqlite3, sys
-def command(bundle=None):
+def command(cache=None):
     print(json.dumps({
         "argv": sys.argv[1:], "path": sys.path, "cwd": os.getcwd(), "sqlite3": sqlite3.__file__,
         "here": __file__, "prefix": sys.prefix, "environment": dict(os.environ), "stdin": sys.stdin.read(),
@@ -426,16 +426,16 @@ def test_the_real_command_runs_through_the_wrapper(real_checkout: Checkout, proj
 
 
 def test_ctrl_c_while_the_command_is_loaded_ends_it_without_a_word(real_checkout: Checkout, project: Path) -> None:
-    bundle = next(real_checkout.cache.glob("venv-run-*")) / "bundle-run"
-    bundle.unlink(missing_ok=True)
-    os.mkfifo(bundle)
+    modules = next(real_checkout.cache.glob("venv-run-*")) / "modules-run"
+    modules.unlink(missing_ok=True)
+    os.mkfifo(modules)
     try:
         process = real_checkout.start("run", "--", "echo new > f", cwd=project)
-        with open(bundle, "wb"):  # when it is open at both ends, it is being read
+        with open(modules, "wb"):  # when it is open at both ends, it is being read
             process.send_signal(signal.SIGINT)
             assert ended(process) == CommandResult(-signal.SIGINT, "", "")
     finally:
-        bundle.unlink()
+        modules.unlink()
     assert not (project / "f").exists()
 
 

@@ -257,7 +257,7 @@ def add_sources(target: Path) -> None:
     The sources come after the standard library, so that no file there can stand in for one of its modules. Nothing
     that is imported is garbage, and looking for some would take a twentieth of the time; the command turns it on again.
     Of SQLite and other libraries, functions are looked up when they are called (RTLD_LAZY): few ever are.
-    What an agent waits for all day finds its modules in one file (fumehood/bundle.py).
+    What an agent waits for all day finds its modules in one file (fumehood/module_cache.py).
     """
     sources = CHECKOUT / "src"
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)}))
@@ -270,15 +270,15 @@ def add_sources(target: Path) -> None:
         "sys.setdlopenflags(1)\n"
         f"sys.path += [{str(sources)!a}, {str(site_packages)!a}]\n"
         f"sys.prefix = sys.exec_prefix = {str(target)!a}\n"
-        "bundle = None\n"
+        "cache = None\n"
         "if sys.argv[1:2] in (['run'], ['hook']):\n"
         "    from _frozen_importlib_external import SourceFileLoader\n"
-        "    module = type(sys)('fumehood.bundle')\n"
-        f"    SourceFileLoader('fumehood.bundle', {str(sources / 'fumehood/bundle.py')!a}).exec_module(module)\n"
-        f"    bundle = module.Bundle({str(target / 'bundle-')!a} + sys.argv[1], {str(sources)!a})\n"
-        "    sys.meta_path.insert(0, bundle)\n"
+        "    module = type(sys)('fumehood.module_cache')\n"
+        f"    SourceFileLoader(module.__name__, {str(sources / 'fumehood/module_cache.py')!a}).exec_module(module)\n"
+        f"    cache = module.ModuleCache({str(target / 'modules-')!a} + sys.argv[1], {str(sources)!a})\n"
+        "    sys.meta_path.insert(0, cache)\n"
         "from fumehood.faces.cli.main import command\n"
-        "command(bundle)\n"
+        "command(cache)\n"
     )
     # Python keeps no bytecode of the program that it is told to run.
     py_compile.compile(str(target / "launch.py"), str(target / "launch.pyc"), doraise=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-    from fumehood.bundle import Bundle
+    from fumehood.module_cache import ModuleCache
 
 _ATOMIC_COMMANDS = ("apply", "discard", "draft", "redo", "restore", "undo")  # they do everything or nothing
 # Commands that run before each step of an agent, with their module and function: these modules import little.
@@ -26,16 +26,16 @@ _FAST_COMMANDS = {
 }  # fmt: skip
 
 
-def command(bundle: Bundle | None = None) -> NoReturn:
-    """Run the command line, store newly loaded modules in the bundle, and end the process at once.
+def command(cache: ModuleCache | None = None) -> NoReturn:
+    """Run the command line, store newly loaded modules in the cache, and end the process at once.
 
     The database is not closed: that would write its log back and flush the disk, which takes longer than a sandbox.
     What is committed is safe in the log, and nothing else needs cleaning up.
     """
 
     def on_loaded() -> None:
-        if bundle is not None:
-            bundle.begin()
+        if cache is not None:
+            cache.mark_begin()
         # Until now Ctrl-C simply ended the process, because it was only importing modules.
         if _signal.getsignal(_signal.SIGINT) == _signal.SIG_DFL:
             _signal.signal(_signal.SIGINT, _signal.default_int_handler)
@@ -47,8 +47,8 @@ def command(bundle: Bundle | None = None) -> NoReturn:
             stream.flush()
         except OSError:
             continue  # nobody reads it, or it can't be written: main() has reported that
-    if bundle is not None:
-        bundle.keep()
+    if cache is not None:
+        cache.save()
     os._exit(code)
 
 

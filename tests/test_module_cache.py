@@ -7,24 +7,24 @@ from pathlib import Path
 
 import pytest
 
-BUNDLE = Path(__file__).resolve().parent.parent / "src/fumehood/bundle.py"
+MODULE_CACHE = Path(__file__).resolve().parent.parent / "src/fumehood/module_cache.py"
 # As the program does that the wrapper starts; the path only has the sources in the first run.
 PROGRAM = """
 import sys
 from _frozen_importlib_external import SourceFileLoader
-bundle, file, sources, path, meanwhile = sys.argv[1:]
-module = type(sys)("bundle")
-SourceFileLoader("bundle", bundle).exec_module(module)
-bundle = module.Bundle(file, sources)
-sys.meta_path.insert(0, bundle)
+module_cache, file, sources, path, meanwhile = sys.argv[1:]
+module = type(sys)("module_cache")
+SourceFileLoader("module_cache", module_cache).exec_module(module)
+cache = module.ModuleCache(file, sources)
+sys.meta_path.insert(0, cache)
 sys.path += [path] if path else []
 import shown, inner.part
 import inspect, _json
-bundle.begin()
+cache.mark_begin()
 exec(meanwhile)
 print(shown.VALUE, inner.part.VALUE, inner.__path__ == [sources + "/inner"], shown.__file__ == sources + "/shown.py")
 assert "VALUE" in inspect.getsource(shown)
-bundle.keep()
+cache.save()
 """
 
 
@@ -32,7 +32,7 @@ class Started:
     """A directory of sources, and the file beside it."""
 
     def __init__(self, top: Path) -> None:
-        self.sources, self.file = top / "sources", top / "kept" / "bundle"
+        self.sources, self.file = top / "sources", top / "kept" / "modules"
         self.file.parent.mkdir()
         (self.sources / "inner").mkdir(parents=True)
         (self.sources / "shown.py").write_text("VALUE = 1\n")
@@ -47,7 +47,7 @@ class Started:
     def done(
         self, *, path: bool, stdin: int | None = subprocess.DEVNULL, meanwhile: str = ""
     ) -> subprocess.CompletedProcess[str]:
-        words = [BUNDLE, self.file, self.sources, self.sources if path else "", meanwhile]
+        words = [MODULE_CACHE, self.file, self.sources, self.sources if path else "", meanwhile]
         return subprocess.run(
             [sys.executable, "-I", "-S", "-B", "-c", PROGRAM, *map(str, words)],
             stdin=stdin, capture_output=True, text=True, check=False,
@@ -75,7 +75,7 @@ def test_the_file_is_written_again_only_for_something_new(started: Started) -> N
     started.run()
     assert started.file.stat().st_ino != made
     assert started.run(path=False) == "1 2 True True\n"
-    assert os.listdir(started.file.parent) == ["bundle"]
+    assert os.listdir(started.file.parent) == ["modules"]
 
 
 def test_a_changed_source_is_what_runs(started: Started) -> None:
@@ -111,11 +111,11 @@ def test_a_file_of_another_form_is_passed_over_and_made_anew(started: Started, c
 def test_what_is_loaded_when_a_command_begins_is_kept_apart_from_what_it_loads_later(started: Started) -> None:
     (started.sources / "late.py").write_text("VALUE = 3\n")
     started.run(meanwhile="import late")
-    first = "print(sorted({'shown', 'inner', 'inner.part', 'late'} & set(bundle._first)))"
+    first = "print(sorted({'shown', 'inner', 'inner.part', 'late'} & set(cache._first_codes)))"
     assert started.run(meanwhile=f"import late; {first}").startswith("['inner', 'inner.part', 'shown']\n")
     # Loaded late from now on, and the file is written anew.
     (started.sources / "more.py").touch()
-    started.run(meanwhile="import late, more; bundle._begun -= {'shown'}")
+    started.run(meanwhile="import late, more; cache._first_modules -= {'shown'}")
     assert started.run(path=False, meanwhile=f"import late, more; {first}").startswith("['inner', 'inner.part']\n")
 
 
@@ -127,7 +127,7 @@ def test_a_place_that_can_not_be_written_is_no_error(started: Started) -> None:
 def test_it_takes_no_standard_descriptor_that_the_caller_closed(started: Started) -> None:
     started.run()
     assert started.run(stdin=None) == "1 2 True True\n"
-    words = ["", *map(str, (BUNDLE, started.file, started.sources)), "", ""]
+    words = ["", *map(str, (MODULE_CACHE, started.file, started.sources)), "", ""]
     program = f"import sys, os\nsys.argv = {words!r}\n"
     program += PROGRAM.partition("import shown")[0] + "os.fstat(0)"
     done = subprocess.run(
