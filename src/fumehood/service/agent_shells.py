@@ -2,8 +2,8 @@
 
 A session with `each_command` shows the agent a small script in the place of each shell. The script starts the real
 shell. If that gets a line (`-c`), the script has it send a message when the line begins and when it ends. At each
-message, what was written so far is settled by a checkpoint, so that the agent's own changes are told from a command's.
-Messages come from inside the hood: they are believed for nothing but the name of a run.
+message, what was written so far is settled by a checkpoint, so that the agent's own changes are not mixed with those
+of a command. Messages come from inside the hood: they are believed for nothing but the name of a run.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def _host_shells() -> list[Shell]:
         if os.access(real, os.X_OK) and "sh" in os.path.basename(real):
             names.setdefault(real, {})[os.path.basename(path)] = None
     if not names:
-        raise BadRequest("there is no shell here whose commands could be told apart", hint="leave out --each-command")
+        message = "this host has no shell whose commands can be recorded one by one"
+        raise BadRequest(message, hint="leave out --each-command")
     return [
         Shell(path=path, directory=f"{_REAL_SHELLS}/{number}", names=tuple(names[path]))
         for number, path in enumerate(names)
@@ -194,7 +195,8 @@ class ShellCommands:
         """Open the /proc that the agent sees."""
         processes = open_inner_proc(self._init())
         if processes is None:
-            raise BadRequest("commands can't be told apart: bubblewrap has the set-uid bit", hint="fumehood doctor")
+            message = "commands can't be recorded one by one: bubblewrap has the set-uid bit"
+            raise BadRequest(message, hint="fumehood doctor")
         return processes
 
     def _settle(self, part: Part, exit_code: int | None = None) -> None:

@@ -222,6 +222,7 @@ def _perform(
     steps: Sequence[Step], transfer: Transfer, done: list[tuple[Sides, Step]], changes: Sequence[c.Change],
     record: Callable[[str], None], *, all_or_nothing: bool, checks_open: bool,
 ) -> None:  # fmt: skip
+    """Do the steps in their order, and add each to `done`. Steps of changes that have become conflicts are left out."""
     at = waits = 0
     note_progress(done, len(steps))
     while at < len(steps):
