@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood.service import verdicts
-from fumehood.service.verdicts import own_source as found_in
+from fumehood.service import own_source as module
+from fumehood.service.own_source import own_source as found_in
 
 PACKAGE = Path(fumehood.__file__).resolve().parent
 
 
 @pytest.fixture(autouse=True)
 def _found_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "_loaded", None)
+    monkeypatch.setattr(module, "_loaded", None)
 
 
 def test_a_project_elsewhere_has_nothing_of_ours(project: Path) -> None:
@@ -80,7 +80,7 @@ def test_every_package_that_fumehood_needs_is_known() -> None:
         if not file.parts[0].endswith((".dist-info", ".libs")) and file.parts[0] not in ("..", "__pycache__")
     }
     assert tops
-    assert tops <= verdicts._IMPORTED_NAMES
+    assert tops <= module._IMPORTED_NAMES
 
 
 def test_it_loads_nothing_slow() -> None:
