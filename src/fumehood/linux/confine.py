@@ -41,7 +41,7 @@ def load_syscall_filter(cache_directory: str, *, unix_sockets: bool, pretends_ow
     """
     tables = libc.read(_TABLES)  # this is quicker than to make the filter
     variant = ("" if unix_sockets else "-no-unix") + ("-owners" if pretends_owners else "")
-    # Named by content, so that installations can share a cache.
+    # Named by content, so that installations that share a cache do not overwrite each other's filters.
     path = f"{cache_directory}/{CACHE_PREFIX}{architecture()}{variant}-{crc32(tables):08x}"
     cached: bytes | None = cache.load(path) if tables else None
     if cached is not None:

@@ -270,7 +270,7 @@ def in_force(machine: Host) -> dict[str, Ability]:
 def check_views(machine: Host) -> Ability:
     """Report whether commands see the host through read-only overlays."""
     fault = "not in force: masks are mounts over what exists, and commands get no Unix socket but pairs"
-    success = "in force: masked names are absent, and no socket is reached"
+    success = "in force: masked names are absent, and no socket can be reached"
     return _ability("views of the host", "" if machine.captures[:1] == (KERNEL,) else fault, success)
 
 

@@ -1,4 +1,4 @@
-"""Count the memory that the kernel uses for a sandbox, and in no process's name: System V's, and data in sockets.
+"""Count the memory of a sandbox that belongs to none of its processes: objects of System V, and data in sockets.
 
 The kernel shows its lists of these only inside the namespaces of the sandbox. So a small process enters them once,
 opens the lists there and sends the descriptors out: they stay with the namespaces in which they were opened.
@@ -10,15 +10,14 @@ import fcntl
 import os
 import socket
 import struct
-import subprocess
 import time
 
 from fumehood.linux import libc
-from fumehood.linux.process import interpreter_command
 from fumehood.linux.usage import READ_BUDGET_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
@@ -43,6 +42,10 @@ class KernelMemory:
     """
 
     def __init__(self, init: int) -> None:
+        import subprocess  # not at the top: the process that runs `send_lists` needs neither of these
+
+        from fumehood.linux.process import interpreter_command
+
         command = interpreter_command(__name__, "send_lists", str(init))
         self._lists: dict[bytes, int] = {}  # descriptors, by name
         self._remaining: Iterator[int] | None = None
