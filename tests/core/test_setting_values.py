@@ -2,7 +2,7 @@
 
 import pytest
 
-from fumehood.core.package_settings import command_may_hold_secret, home_paths_in, may_hold_secret, without_credentials
+from fumehood.core.credentials import command_may_hold_secret, home_paths_in, may_hold_secret, without_credentials
 
 SECRET = [
     "https://ada:pw@example.org/", "https://token@example.org/", "see https://a,https://ada:pw@b", "ssh://ada:pw@h/x",

@@ -13,9 +13,9 @@ import stat
 from binascii import b2a_base64
 
 from fumehood.core import installations, masks
+from fumehood.core.credentials import addresses_in, may_hold_secret
 from fumehood.core.environment import has_known_token
 from fumehood.core.masks import HOME_SECRETS, is_below
-from fumehood.core.package_settings import addresses_in, may_hold_secret
 from fumehood.core.value import Value
 from fumehood.linux.cache import Lookup, Snapshot, plain_file
 
