@@ -1,7 +1,7 @@
 """Guess whether a text of a settings file has a secret in it: a token, or an address with credentials.
 
-If in doubt, the answer is yes: what looks like a secret is left out of the settings that a command sees. The guesses for
-variables are in `core/environment.py`.
+If in doubt, the answer is yes: what looks like a secret is left out of the settings that a command sees. The guesses
+about variables are in `core/environment.py`.
 """
 
 from __future__ import annotations
