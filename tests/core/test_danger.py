@@ -212,7 +212,7 @@ def test_a_protected_file_written_again_with_the_same_content_passes(path: str) 
     assert file(path, b"same", old=b"same") is None
     assert is_held(file(path, b"new", old=b"old"))
     assert is_held(find_concern(modified(path), None, NO_RULES))
-    assert is_held(find_concern(modified(path), ChangeFacts(old=b"same", new=b"same", whole=False), NO_RULES))
+    assert is_held(find_concern(modified(path), ChangeFacts(old=b"same", new=b"same", is_complete=False), NO_RULES))
 
 
 def test_a_change_of_mode_that_hides_other_content_is_held() -> None:
@@ -317,7 +317,7 @@ def test_any_change_gets_an_answer(
     change = Change(0, path, kind_of_change, kind, before=before, after=after)
     ground = gather_root_facts([change], (ROOT,), possible_repositories([change]) if known else ())
     rules = Rules(hold=("[", "*x"), flag=(target,))
-    for facts in (None, ChangeFacts(target=target, old=old, new=new, whole=whole, root=ROOT)):
+    for facts in (None, ChangeFacts(target=target, old=old, new=new, is_complete=whole, root=ROOT)):
         assert wants_facts(change, ground) in (True, False)
         found = find_concern(change, facts, rules, ground)
         assert found is None or (found.reason and found.flag)

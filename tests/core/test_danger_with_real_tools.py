@@ -90,7 +90,7 @@ def facts_of(change: Change, old: dict[str, Entry], new: dict[str, Entry], root:
         return ChangeFacts(target=os.fsdecode(content), old=was, root=root)
     before = old[change.path][1] if change.before is not None and change.before.kind == FILE else None
     if max(len(content), len(before or b"")) > LONGEST:
-        return ChangeFacts(whole=False, root=root)
+        return ChangeFacts(is_complete=False, root=root)
     return ChangeFacts(old=before, new=content, root=root, repository_was_there=was_there)
 
 

@@ -138,7 +138,7 @@ def test_an_environment_is_looked_for_above_programs_and_beside_settings() -> No
 
 def test_a_python_that_commands_or_anybody_can_write_is_held_by_all_its_names() -> None:
     ours = "/home/someone/.local/share/fumehood"
-    ground = GROUND.replace(written=(ours,), aliases=(("/someone", "/home/someone"),))
+    ground = GROUND.replace(writable_elsewhere=(ours,), aliases=(("/someone", "/home/someone"),))
     names = (f"{ours}/playground", "/someone/project", "/tmp/x", "/proc/self/cwd", "/dev/fd/3")
     for place in names:
         old, new = b"home = /usr/bin\n", f"home = {place}/bin\n".encode()
@@ -163,7 +163,7 @@ def test_settings_beside_the_program_count_too() -> None:
 def test_a_link_to_python_is_no_other_program() -> None:
     for target in ("python3", "/usr/bin/python3", "/usr/bin/env"):
         assert is_held(linked(".venv/bin/pip", target, old="x"))
-    ground = GROUND.replace(commands={"git": "/usr/bin/git"})
+    ground = GROUND.replace(shadowed_programs={"git": "/usr/bin/git"})
     for target, harmless in (("python", False), ("../../evil", False), ("/usr/bin/git", True)):
         about = find_concern(added(".venv/bin/git", SYMLINK), ChangeFacts(target=target, root=ROOT), NO_RULES, ground)
         assert is_held(about) != harmless

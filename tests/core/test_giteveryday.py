@@ -160,7 +160,7 @@ def test_a_configuration_that_was_missing_is_judged_as_the_repositorys() -> None
         assert find_concern(added(path), facts, NO_RULES) is None
         assert is_held(find_concern(added(path), facts.replace(new=THERE), NO_RULES))
         assert is_held(find_concern(added(path), facts.replace(new=None), NO_RULES))
-        assert is_held(find_concern(added(path), facts.replace(whole=False), NO_RULES))
+        assert is_held(find_concern(added(path), facts.replace(is_complete=False), NO_RULES))
         assert is_held(find_concern(added(path), facts.replace(new=b"[broken"), NO_RULES))
 
 

@@ -74,7 +74,7 @@ def test_every_configuration_git_reads_is_compared_by_key(path: str) -> None:
     assert is_held(file(path, BASE + b"[CORE] FsMonitor = evil", old=BASE))
     assert is_held(file(path, BASE + b"[broken", old=BASE))
     assert is_held(find_concern(modified(path), None, NO_RULES))
-    assert is_held(find_concern(modified(path), ChangeFacts(old=BASE, new=BASE, whole=False), NO_RULES))
+    assert is_held(find_concern(modified(path), ChangeFacts(old=BASE, new=BASE, is_complete=False), NO_RULES))
 
 
 @pytest.mark.parametrize("line", ["core.pager=cat", "core.editor=true", "pager.diff=cat"])

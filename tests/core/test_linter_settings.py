@@ -111,7 +111,7 @@ def test_what_loads_code_is_held_when_it_is_new(path: str) -> None:
     assert is_held(file(path, content))
     assert is_held(file(path, content, old=b""))
     assert is_held(find_concern(added(path), None, NO_RULES))
-    assert is_held(find_concern(modified(path), ChangeFacts(old=b"", new=b"", whole=False, root=ROOT), NO_RULES))
+    assert is_held(find_concern(modified(path), ChangeFacts(old=b"", new=b"", is_complete=False, root=ROOT), NO_RULES))
 
 
 @pytest.mark.parametrize("path", LOADING)

@@ -13,7 +13,7 @@ OWN = OwnSource(
     places=frozenset({(0, "src/fumehood"), (0, "a/env/lib"), (1, "")}),
     searched=((0, "lib", frozenset({"yaml", "json"})),),
 )
-GROUND = RootFacts(own=OWN)
+GROUND = RootFacts(own_source=OWN)
 
 
 @pytest.mark.parametrize(

@@ -312,7 +312,7 @@ def test_settings_of_a_new_repository_that_say_more_than_cloning_does_are_held(p
 @pytest.mark.parametrize("path", CLONED)
 def test_settings_of_a_new_repository_that_are_too_long_to_be_read_whole_are_held(path: str) -> None:
     new = Change(0, f"x/{path}", ADDED, FILE, after=stamp(), within="x")
-    assert is_held(find_concern(new, ChangeFacts(new=CLONED[path], whole=False, root=ROOT), NO_RULES))
+    assert is_held(find_concern(new, ChangeFacts(new=CLONED[path], is_complete=False, root=ROOT), NO_RULES))
 
 
 @pytest.mark.parametrize("path", [".hg/sharedpath", ".jj/repo", ".hg/hgrc-not-shared", "_darcs/prefs/defaults"])

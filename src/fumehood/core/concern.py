@@ -40,26 +40,26 @@ class ChangeFacts(Value):
     """What was read from the disk about one change, if `danger.wants_facts`."""
 
     target: str = ""  # the text of a symlink after the run
-    leads: tuple[str, ...] = ()  # the paths that it leads to through other links in the roots
+    destinations: tuple[str, ...] = ()  # the paths that it leads to through other links in the roots
     old: bytes | None = None  # the content before, or a link's text; None if there was none or it could not be read
     new: bytes | None = None  # the content after
-    whole: bool = True  # False if one of the two was too long to be read completely
+    is_complete: bool = True  # False if one of the two was too long to be read completely
     root: str = ""  # the root's absolute path
     repository_was_there: bool = False  # the git directory of this configuration or `.git` existed before the run
 
     @property
     def content(self) -> bytes | None:
         """The content after, or None if it was not read completely."""
-        return self.new if self.whole else None
+        return self.new if self.is_complete else None
 
     @property
     def is_unchanged(self) -> bool:
         """True if the file certainly has the same content as before."""
-        return self.whole and self.old is not None and self.old == self.new
+        return self.is_complete and self.old is not None and self.old == self.new
 
 
 # Used if the facts could not be read: then the worst is assumed.
-UNREAD = ChangeFacts(whole=False, repository_was_there=True)
+UNREAD = ChangeFacts(is_complete=False, repository_was_there=True)
 
 
 def became_executable(change: Change) -> bool:
@@ -122,12 +122,13 @@ class RootFacts(Value):
     roots: tuple[str, ...] = ()
     repositories: frozenset[tuple[int, str]] = frozenset()  # git directories that are not called `.git`
     protected: ProtectedPaths | None = None
-    own: OwnSource | None = None
+    own_source: OwnSource | None = None
     environments: frozenset[tuple[int, str]] = frozenset()  # virtual environments that existed before the run
-    commands: Mapping[str, str] | None = None  # by names of new programs in them: the programs on PATH that they hide
-    written: tuple[str, ...] = ()  # directories outside the roots that commands write and that nobody judges
+    # Programs on PATH, by the names of new programs in these environments that would run in place of them.
+    shadowed_programs: Mapping[str, str] | None = None
+    writable_elsewhere: tuple[str, ...] = ()  # directories outside the roots that commands write and that nobody judges
     aliases: tuple[tuple[str, str], ...] = ()  # other names of directories above the roots, each with the real name
-    linked: frozenset[tuple[int, int]] = frozenset()  # files that got another name in the run, by root and inode
+    linked_files: frozenset[tuple[int, int]] = frozenset()  # files that got another name in the run, by root and inode
 
 
 # Where a path leads, according to its text and to the links in the roots.
@@ -213,7 +214,7 @@ def is_writable_by_others(path: str, roots: tuple[str, ...], root_facts: RootFac
     is_certain = path.startswith("/") and ".." not in path
     if not is_certain or path.startswith(WORLD_WRITABLE):
         return True
-    return locate_in_roots(path, (*roots, *root_facts.written)) is not None
+    return locate_in_roots(path, (*roots, *root_facts.writable_elsewhere)) is not None
 
 
 # Tables of names: files that the host acts on by itself (held), and files that run in a build (flagged).

@@ -68,7 +68,7 @@ def wants_facts(change: Change, root_facts: RootFacts = _NO_ROOT_FACTS) -> bool:
     name, directory = split_path(change.path)
     if change.change == DELETED:
         return change.kind != DIRECTORY and _is_loss_to_git(change, name, directory, root_facts)
-    if root_facts.own is not None and change.kind == FILE and is_own_source(change, root_facts.own):
+    if root_facts.own_source is not None and change.kind == FILE and is_own_source(change, root_facts.own_source):
         return change.change != ADDED
     if change.kind != FILE:
         return change.kind == SYMLINK
@@ -95,7 +95,8 @@ def find_concern(
     """
     facts = facts or UNREAD
     name, directory = split_path(change.path)
-    if root_facts.own is not None and (own_concern := _own_concern(change, facts, root_facts.own)) is not None:
+    own_source = root_facts.own_source
+    if own_source is not None and (own_concern := _own_concern(change, facts, own_source)) is not None:
         return own_concern
     if change.change == DELETED:
         if _is_loss_to_git(change, name, directory, root_facts):
@@ -131,7 +132,7 @@ def _concern_by_rules(
         old_mode = before.mode if change.change == MODE and before is not None else 0
         if after.mode & ~old_mode & _SET_ID:
             return hold("setuid", "would run with its owner's or group's rights, whoever starts it")
-        is_linked = after.links > 1 and (change.root, after.inode) in root_facts.linked
+        is_linked = after.links > 1 and (change.root, after.inode) in root_facts.linked_files
         if is_linked and _must_stay_closed(change, name, directory, root_facts):
             return hold("other-name", "has another name now, by which it could be changed unseen")
     flagged = None  # a concern by which the change is only flagged, unless a later rule holds it
@@ -249,8 +250,8 @@ def possible_repositories(changes: Iterable[Change]) -> set[tuple[int, str]]:
 
 def gather_root_facts(
     changes: Iterable[Change], roots: tuple[str, ...] = (), repositories: Iterable[tuple[int, str]] = (),
-    protected: ProtectedPaths | None = None, own: OwnSource | None = None, environments: Iterable[tuple[int, str]] = (),
-    **other_facts: Any,
+    protected: ProtectedPaths | None = None, own_source: OwnSource | None = None,
+    environments: Iterable[tuple[int, str]] = (), **other_facts: Any,
 ) -> RootFacts:  # fmt: skip
     """Return what judging one change needs to know about the other changes and about the roots.
 
@@ -259,19 +260,19 @@ def gather_root_facts(
     """
     all_repositories = set(repositories)
     inodes: set[tuple[int, int]] = set()
-    linked: set[tuple[int, int]] = set()
+    linked_files: set[tuple[int, int]] = set()
     for change in changes:
         before, after = change.before, change.after
         if after is not None and after.links > 1 and after.kind == FILE and (before is None or before.links == 1):
-            (linked if (change.root, after.inode) in inodes else inodes).add((change.root, after.inode))
+            (linked_files if (change.root, after.inode) in inodes else inodes).add((change.root, after.inode))
         if change.path[-5:].lower() == "/head" and change.within is not None and change.change != DELETED:
             parent = change.path[:-5]
             if not meaning_of(parent).in_git:
                 all_repositories.add((change.root, parent))
     all_repositories.update((number, "") for number, root in enumerate(roots) if meaning_of(root.strip("/")).in_git)
     return RootFacts(
-        roots=roots, repositories=frozenset(all_repositories), protected=protected, own=own,
-        environments=frozenset(environments), linked=frozenset(linked), **other_facts,
+        roots=roots, repositories=frozenset(all_repositories), protected=protected, own_source=own_source,
+        environments=frozenset(environments), linked_files=frozenset(linked_files), **other_facts,
     )  # fmt: skip
 
 
@@ -293,7 +294,7 @@ def _link_concern(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> 
     if place is None:
         return hold("outside-link", f"where this link leads can't be told from its text, {brief(facts.target)}")
     result = _target_concern(change, real_name_of(place, root_facts), facts.target, facts, root_facts)
-    for end in facts.leads if result is None else ():
+    for end in facts.destinations if result is None else ():
         concern = _target_concern(change, end, f"{facts.target}, which is {end}", facts, root_facts)
         if concern is not None and concern.held:
             return concern
@@ -305,7 +306,7 @@ def _target_concern(change: Change, place: str, text: str, facts: ChangeFacts, r
     target = brief(text)
     if locate_in_roots(place, roots_of(facts, root_facts)) is not None:
         return None
-    if locate_in_roots(place, root_facts.written) is not None:
+    if locate_in_roots(place, root_facts.writable_elsewhere) is not None:
         return hold("outside-link", f"leads to where commands write without being judged, {target}")
     ends = (change.path.split("/")[-2:], place.split("/")[-2:])
     is_interpreter = all(len(end) == 2 and end[0] == "bin" and end[1].startswith(_INTERPRETERS) for end in ends)
@@ -429,7 +430,7 @@ def _environment_concern(change: Change, facts: ChangeFacts, root_facts: RootFac
         return None
     stands_for_a_module = name.partition(".")[0] in sys.stdlib_module_names
     is_new = change.change == ADDED and not name.startswith(_IN_EVERY_ENVIRONMENT) and not stands_for_a_module
-    replaced = (root_facts.commands or {}).get(name, "")
+    replaced = (root_facts.shadowed_programs or {}).get(name, "")
     if (is_new and not replaced) or _is_harmless(change, facts, root_facts):
         return None
     if not is_new:

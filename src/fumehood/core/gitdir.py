@@ -233,7 +233,7 @@ def _config(change: Change, facts: ChangeFacts, root_facts: RootFacts, *, sure: 
     """Compare two versions of a configuration by key; not sure, only what git would act on by itself counts."""
     from fumehood.core.gitconfig import changed_keys, everyday_concern, key_concern, runs_by_itself
 
-    new = b"" if change.change == DELETED and facts.whole else facts.content
+    new = b"" if change.change == DELETED and facts.is_complete else facts.content
     if new is None:
         return hold("git-config", _UNREAD)
     if sure and facts.repository_was_there:

@@ -140,8 +140,8 @@ def find_concerns(
         concerns: dict[int, Concern] = {}
         for index, change in enumerate(changes):
             facts = versions[change.root].facts(change) if wants_facts(change, root_facts) else None
-            if facts is not None and facts.target and (leads := links.destinations(change, facts)):
-                facts = facts.replace(leads=leads)
+            if facts is not None and facts.target and (destinations := links.destinations(change, facts)):
+                facts = facts.replace(destinations=destinations)
             concern = find_concern(change, facts, rules, root_facts)
             if concern is not None:
                 concerns[index] = concern
@@ -166,8 +166,8 @@ def _root_facts(
     installs = any(change.change == c.ADDED and change.path.endswith(".dist-info/RECORD") for change in changes)
     return gather_root_facts(
         changes, roots, repositories, _protected_paths(changes, roots), own_source(roots), environments,
-        commands=_shadowed_programs(names_of_new_programs(changes, environments), roots, installs=installs),
-        written=_writable_paths(writable_elsewhere()) if may_lead_out else (),
+        shadowed_programs=_shadowed_programs(names_of_new_programs(changes, environments), roots, installs=installs),
+        writable_elsewhere=_writable_paths(writable_elsewhere()) if may_lead_out else (),
         aliases=_other_names_above(roots) if may_lead_out else (),
     )  # fmt: skip
 
@@ -316,9 +316,9 @@ class _BothVersions:
             new, old = self._planned_contents.get((self._number, change.path)), None
         if change.before is not None and change.before.kind == c.FILE:
             old = _content(self._live, change.path)
-        whole = all(each is None or len(each) < _MAX_READ_BYTES for each in (old, new))
+        is_complete = all(each is None or len(each) < _MAX_READ_BYTES for each in (old, new))
         was_there = had_repository(self._live, self._root, change.path)
-        return ChangeFacts(old=old, new=new, whole=whole, root=self._root, repository_was_there=was_there)
+        return ChangeFacts(old=old, new=new, is_complete=is_complete, root=self._root, repository_was_there=was_there)
 
     def has(self, directory: str, name: str) -> bool:
         """Return True if the project as the run has left it has an entry of this name in a directory."""
