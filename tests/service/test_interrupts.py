@@ -249,6 +249,17 @@ def soon_interrupted(*_output):
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
 
 
+def test_a_command_of_a_program_in_the_background_can_be_interrupted(project):
+    """A shell lets its background jobs ignore Ctrl-C, and a command could not change that."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Sandbox(project) as sandbox:
+            run = sandbox.run("trap 'echo interrupted' INT; kill -INT $$")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert run.output == "interrupted\n"
+
+
 @pytest.mark.parametrize("apply", ["apply", "whole"])
 def test_ctrl_c_ends_the_command_and_the_program_hears_of_it(sandbox, project, apply):
     with pytest.raises(KeyboardInterrupt):

@@ -43,7 +43,7 @@ _AT_FDCWD, _AT_SYMLINK_NOFOLLOW, _STATX_BTIME, _STATX_SIZE = -100, 0x100, 0x800,
 _OVERLAY_MAGIC = 0x794C7630
 _IN_DELETE_SELF, _IN_UNMOUNT = 0x400, 0x2000
 _SIG_BLOCK, _SIG_SETMASK = 0, 2
-_SIGINT, _SIGPIPE, _SIGTERM, _SIGXFSZ = 2, 13, 15, 25
+_SIGINT, _SIGQUIT, _SIGPIPE, _SIGTERM, _SIGXFSZ = 2, 3, 13, 15, 25
 
 
 class _Function(_ctypes.CFuncPtr):
@@ -242,8 +242,12 @@ def divide_limit(number: int, divisor: int) -> None:
 
 
 def default_signals() -> None:
-    """Restore what the next program expects of signals: Python ignores two of them, and some may be held."""
-    for number in (_SIGPIPE, _SIGXFSZ):
+    """Restore what the next program expects of signals: some may be held, and Python ignores two of them.
+
+    A shell lets its background jobs ignore two more. The command has a process group of its own, so the terminal's
+    Ctrl-C does not reach it anyway, and a person's `stop` should.
+    """
+    for number in (_SIGINT, _SIGQUIT, _SIGPIPE, _SIGXFSZ):
         _libc.signal(number, None)
     _libc.pthread_sigmask(_SIG_SETMASK, (c_ulong * 16)(), None)
 
