@@ -68,7 +68,7 @@ def texts(done: Collection[Task] = ()) -> dict[str, str]:
         files[f"tests/test_{module}.py"] = f"import unittest\n\nfrom kit import {module}\n" + "".join(classes)
     for task in done:
         for path, before, after in task.edits:
-            assert files[path].count_records(before) == 1
+            assert files[path].count(before) == 1
             files[path] = files[path].replace(before, after)
         files[f"notes/{task.function}.md"] = f"{task.function} is done\n"
     return files
