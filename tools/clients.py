@@ -19,7 +19,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from environment import CHECKOUT, cache_directory, environment_of, is_whole, one_at_a_time, place_of, prepare
+from environment import (
+    CHECKOUT,
+    cache_directory,
+    environment_of,
+    environment_path,
+    is_complete,
+    make_cache,
+    one_at_a_time,
+)
 from page import where_made, write
 
 PACKAGES = CHECKOUT / "tools/clients/package.json"
@@ -85,7 +93,7 @@ def node_tools() -> Path:
     """Return the directory with the packages from npm, and Node itself: this machine's may be older than 22."""
     cache = cache_directory()
     directory = cache / f"node-{hashlib.sha256(PACKAGES.read_bytes()).hexdigest()[:16]}"
-    prepare(cache)
+    make_cache(cache)
     with one_at_a_time(cache):
         if not directory.is_dir():
             npm = shutil.which("npm")
@@ -120,7 +128,7 @@ def browser(words: list[str]) -> int:
         "FUMEHOOD_TESTS_MUST_RUN": "1",
     }  # fmt: skip
     # It is used if it is there, but too large to be installed for one test.
-    if is_whole(place_of("clients")):
+    if is_complete(environment_path("clients")):
         environment.setdefault("FUMEHOOD_TESTS_CLAUDE", str(claude()))
     names = sorted(str(path) for path in (CHECKOUT / "tests/browser").glob("[a-z]*.py") if path.name != "conftest.py")
     return subprocess.run([*PYTEST, *names, *words], env=environment, check=False).returncode
@@ -210,13 +218,13 @@ def serve(project: str) -> None:
     import uvicorn
 
     from fumehood.faces.mcp.clients import Clients
-    from fumehood.faces.mcp.server import HOST, build, only_here
+    from fumehood.faces.mcp.server import HOST, build, local_hosts_only
 
     listening = socket.socket()
     listening.bind((HOST, 0))
     listening.listen()
     port = listening.getsockname()[1]
-    app = build(Clients(project, None)).streamable_http_app(host=HOST, transport_security=only_here(port))
+    app = build(Clients(project, None)).streamable_http_app(host=HOST, transport_security=local_hosts_only(port))
     print(port, flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[listening])
 

@@ -1,9 +1,9 @@
-"""Make a checkout's virtual environments, and print where one is: environment.py CHECKOUT NAME.
+"""Make a virtual environment for a checkout if it is missing, and print its path: environment.py CHECKOUT NAME.
 
-NAME is a lock in requirements/: `run` has what ./fumehood needs, `mcp` what its MCP server needs too, `web` its page in
-the browser, `terminal` its views in the terminal, `desktop` its notifications, `test` all of that and the tools of
-`make test`; `fleet` has what its workers need. The environments lie outside the checkout, because a command in the hood
-may write the project and must not be able to replace what the host executes.
+NAME is a lock in requirements/. `run` has what ./fumehood needs; `mcp`, `web`, `terminal` and `desktop` have also what
+the MCP server, the page in the browser, the views in the terminal and the notifications need; `test` has all of these
+and the tools of `make test`; `fleet` has what the workers of a fleet need. The environments lie outside the checkout: a
+command in the hood may write the project, and must not be able to replace what the host executes.
 """
 
 import fcntl
@@ -23,30 +23,30 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-# Each has what the first has, the last has all, and all have the checkout's sources. Those of other locks are not a
-# checkout's.
-OURS = ("run", "mcp", "web", "terminal", "desktop", "test")
-APART = ("fleet",)  # a checkout's too, and the last has nothing of them
-SUPERSEDED_KEPT_S = 30 * 24 * 3600
+# Environments with the checkout's sources; environments of other locks have only packages. Each of NESTED has what the
+# first has, and the last has everything of the others; it has nothing of SEPARATE.
+NESTED = ("run", "mcp", "web", "terminal", "desktop", "test")
+SEPARATE = ("fleet",)
+OUTDATED_KEPT_S = 30 * 24 * 3600
 LOCKED = ("--no-deps", "--require-hashes", "--only-binary=:all:")
 PACKAGE = re.compile(r"^[\w.-]+==(?!.*sys_platform == '(?!linux))", re.MULTILINE)
 
 
 class CannotMakeError(Exception):
-    """The environment can't be made; the message is one line with the next step."""
+    """The environment can't be made; the message is one line that ends with the next step."""
 
 
 def main() -> int:
-    """Print the path of an environment of this checkout, making it first where needed."""
-    checkout_as_named, name = sys.argv[1:]
+    """Print the path of an environment of this checkout, making it first if needed."""
+    checkout, name = sys.argv[1:]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         target = environment_of(name)
-        # What can't be written is looked at again the next time.
+        # If the marks can't be written, the next start comes here again.
         with suppress(OSError):
-            for served in OURS if name == OURS[-1] else {"run", name}:
-                mark(target, served, checkout_as_named)
+            for each in NESTED if name == NESTED[-1] else {"run", name}:
+                write_mark(target, each, checkout)
     except CannotMakeError as exc:
         print(f"fumehood: {exc}", file=sys.stderr)
         return 125
@@ -58,43 +58,43 @@ def main() -> int:
 
 
 def environment_of(name: str, python: str = sys.executable) -> Path:
-    """Find or make the environment that has the packages of a lock."""
+    """Return the environment that has the packages of a lock, made if needed."""
     cache = cache_directory()
     if cache.resolve().is_relative_to(CHECKOUT):
         raise CannotMakeError(f"{cache} is in the checkout; type: export XDG_CACHE_HOME=<another place>")
-    target = place_of(name, python)
-    # A whole environment is used even where nothing can be written: in the hood, the cache is read-only.
-    if not is_whole(target):
-        prepare(cache)
+    target = environment_path(name, python)
+    # A complete environment is used even if nothing can be written: in the hood, the cache is read-only.
+    if not is_complete(target):
+        make_cache(cache)
         with one_at_a_time(cache) as lock:
-            if not is_whole(target):
+            if not is_complete(target):
                 build(target, name, python, lock)
-                sweep(cache, target)
+                remove_stale_environments(cache, target)
     return target
 
 
-def place_of(name: str, python: str = sys.executable) -> Path:
-    """Where that environment is or will be, by everything that it depends on."""
-    lock, program = inputs(name)
+def environment_path(name: str, python: str = sys.executable) -> Path:
+    """Return the path of an environment, which may not exist yet; it names everything that the environment needs."""
+    lock, program = input_files(name)
     parts = [os.fsencode(os.path.realpath(python)), "{}.{}".format(*sys.version_info).encode(), lock.read_bytes()]
-    if name in OURS + APART:
+    if name in NESTED + SEPARATE:
         parts += [os.fsencode(CHECKOUT), program.read_bytes()]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    return cache_directory() / f"{'venv' if name in OURS + APART else 'packages'}-{name}-{digest}"
+    return cache_directory() / f"{'venv' if name in NESTED + SEPARATE else 'packages'}-{name}-{digest}"
 
 
-def inputs(name: str) -> list[Path]:
-    """What an environment is made from; tools/environment.sh compares the times of these before it runs anything."""
+def input_files(name: str) -> list[Path]:
+    """Return the files that an environment is made from; tools/environment.sh compares their times at each start."""
     return [CHECKOUT / f"requirements/{name}.txt", CHECKOUT / "tools/environment.py"]
 
 
 def cache_directory() -> Path:
-    """Where Fumehood keeps what can be made again; relative values are ignored, as the XDG rules ask."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
+    """Return Fumehood's cache directory; relative values of variables are ignored, as the XDG rules say."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
     home = os.environ.get("HOME", "")
     own = own_home(home)
-    if os.path.isabs(named) and (own == home or not Path(named).is_relative_to(home)):
-        return Path(named, "fumehood")
+    if os.path.isabs(chosen) and (own == home or not Path(chosen).is_relative_to(home)):
+        return Path(chosen, "fumehood")
     if not os.path.isabs(home):
         trouble = "not an absolute path" if home else "not set"
         raise CannotMakeError(f"HOME is {trouble}; type: export HOME=<your home directory>")
@@ -102,7 +102,7 @@ def cache_directory() -> Path:
 
 
 def own_home(home: str) -> str:
-    """Root's own home where HOME is somebody else's, as `sudo -E` leaves it: the same as in store/places.py."""
+    """Return HOME, or root's own home if HOME is somebody else's, as after `sudo -E`; store/places.py does the same."""
     if os.geteuid() != 0 or not os.path.isdir(home) or not (owner := Path(home).stat().st_uid):
         return home
     try:
@@ -112,8 +112,8 @@ def own_home(home: str) -> str:
     return pwd.getpwuid(0).pw_dir if is_theirs else home
 
 
-def is_whole(target: Path) -> bool:
-    """Whether an environment of ours was finished, and its Python still starts."""
+def is_complete(target: Path) -> bool:
+    """Return True if an environment is ours and complete, and its Python still starts."""
     try:
         if target.stat().st_uid != os.geteuid() or not (target / "made-from/checkout").is_file():
             return False
@@ -122,8 +122,8 @@ def is_whole(target: Path) -> bool:
         return False
 
 
-def prepare(cache: Path) -> None:
-    """Make the cache directory private, or say whose it is."""
+def make_cache(cache: Path) -> None:
+    """Make the cache directory, for us alone; raises an error if it belongs to somebody else."""
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         cache.mkdir(mode=0o700, exist_ok=True)
@@ -139,18 +139,18 @@ def prepare(cache: Path) -> None:
 
 @contextmanager
 def one_at_a_time(cache: Path) -> Iterator[int]:
-    """Let one process build. Its children inherit the lock: what a killed build started goes on writing for a while."""
+    """Let only one process build. Its children inherit the lock, because those of a killed build go on for a while."""
     with (cache / "venv.lock").open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            tell("waiting for another process that is making an environment")
+            print_progress("waiting for another process that is making an environment")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield handle.fileno()
 
 
-def sweep(cache: Path, target: Path) -> None:
-    """Remove what killed builds left, and environments whose checkout is gone or long on another lock."""
+def remove_stale_environments(cache: Path, target: Path) -> None:
+    """Remove incomplete environments, and those whose checkout is gone or has had another lock for long."""
     for old in cache.glob("venv-*"):
         if old == target:
             continue
@@ -158,16 +158,16 @@ def sweep(cache: Path, target: Path) -> None:
             record = old / "made-from/checkout"
             owner = Path(os.fsdecode(record.read_bytes()))
             age = time.time() - record.stat().st_mtime
-            is_wanted = owner.exists() and (owner != CHECKOUT or age < SUPERSEDED_KEPT_S)
+            is_needed = owner.exists() and (owner != CHECKOUT or age < OUTDATED_KEPT_S)
         except OSError:
-            is_wanted = False
-        if not is_wanted:
+            is_needed = False
+        if not is_needed:
             shutil.rmtree(old, ignore_errors=True)
 
 
 def build(target: Path, name: str, python: str, lock: int) -> None:
-    """Make the environment; the record of its checkout comes last, and makes it whole."""
-    tell(f"first use: making an environment in {target}")
+    """Make the environment; the record of its checkout is written last, and marks it as complete."""
+    print_progress(f"first use: making an environment in {target}")
     began = time.monotonic()
     record = target / "made-from/checkout"
     try:
@@ -175,10 +175,10 @@ def build(target: Path, name: str, python: str, lock: int) -> None:
             record.unlink(missing_ok=True)
             shutil.rmtree(target)
         target.mkdir(mode=0o700)
-        step([python, "-I", "-m", "venv", "--symlinks", "--without-pip", target], lock)
+        run_step([python, "-I", "-m", "venv", "--symlinks", "--without-pip", target], lock)
         (target / "made-from").mkdir()
         install(target, name, python, lock)
-        if name in OURS + APART:
+        if name in NESTED + SEPARATE:
             add_sources(target)
         record.write_bytes(os.fsencode(CHECKOUT))
     except (OSError, subprocess.CalledProcessError) as exc:
@@ -186,11 +186,11 @@ def build(target: Path, name: str, python: str, lock: int) -> None:
     finally:
         if not record.exists():
             shutil.rmtree(target, ignore_errors=True)
-    tell(f"ready after {time.monotonic() - began:.0f} s")
+    print_progress(f"ready after {time.monotonic() - began:.0f} s")
 
 
 def explain(exc: OSError | subprocess.CalledProcessError) -> str:
-    """Say which step failed and what to try."""
+    """Return which step failed and what to try."""
     if isinstance(exc, OSError):
         return f"the environment can't be made: {exc}"
     if "install" not in exc.cmd:
@@ -199,32 +199,33 @@ def explain(exc: OSError | subprocess.CalledProcessError) -> str:
 
 
 def install(target: Path, name: str, python: str, lock: int) -> None:
-    """Install what is locked: by uv where it is there and can, else by pip."""
-    inside, packages = target / "bin/python", CHECKOUT / f"requirements/{name}.txt"
+    """Install the packages of a lock: with uv if it is there and succeeds, else with pip."""
+    new_python, packages = target / "bin/python", CHECKOUT / f"requirements/{name}.txt"
     count = len(PACKAGE.findall(packages.read_text()))
-    counted = f"{count} package{'s'[: count != 1]}"
+    package_count = f"{count} package{'s'[: count != 1]}"
     uv = shutil.which("uv")
     if uv is not None:
-        tell(f"installing {counted} with uv")
+        print_progress(f"installing {package_count} with uv")
         try:
-            # Copied: what others do to the files in uv's cache must not change what runs here.
-            return step([uv, "pip", "install", "--link-mode=copy", *LOCKED, "--python", inside, "-r", packages], lock)
+            # Copies, because changes to the files in uv's cache must not change what runs here.
+            line = [uv, "pip", "install", "--link-mode=copy", *LOCKED, "--python", new_python, "-r", packages]
+            return run_step(line, lock)
         except subprocess.CalledProcessError:
-            tell("uv can't; trying with pip")
-    tell(f"installing {counted} with pip")
-    pip = [python, "-I", "-m", "pip", "--python", inside]
-    # To put pip into the environment takes longer than all the rest: one that is there already serves as well.
+            print_progress("uv can't; trying with pip")
+    print_progress(f"installing {package_count} with pip")
+    pip = [python, "-I", "-m", "pip", "--python", new_python]
+    # To install pip takes longer than everything else, so an existing one is used if there is one.
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode:
-        step([inside, "-I", "-m", "ensurepip"], lock)
-        pip = [inside, "-I", "-m", "pip"]
-    # Not compiled: the wrapper keeps bytecode in a place of its own.
-    return step([*pip, "install", "--no-compile", "--progress-bar=off", *LOCKED, "-r", packages], lock, count)
+        run_step([new_python, "-I", "-m", "ensurepip"], lock)
+        pip = [new_python, "-I", "-m", "pip"]
+    # Not compiled, because the wrapper keeps bytecode in a directory of its own.
+    return run_step([*pip, "install", "--no-compile", "--progress-bar=off", *LOCKED, "-r", packages], lock, count)
 
 
-def step(command: list[str | Path], lock: int, count: int = 0) -> None:
-    """Run one step of a build, and show the end of what it printed if it fails; count the packages that pip gets.
+def run_step(command: list[str | Path], lock: int, count: int = 0) -> None:
+    """Run one step of a build; print the end of its output if it fails, and the progress of pip if `count` is given.
 
-    It has a process group of its own, so that an interruption ends its children too: else they would go on writing into
+    The step has its own process group, so that an interruption ends its children too: they must not go on writing into
     a directory that is being removed.
     """
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
@@ -238,11 +239,11 @@ def step(command: list[str | Path], lock: int, count: int = 0) -> None:
         try:
             for line in process.stdout:
                 printed.append(line)
-                # The second is what pip says of one that is a file here.
-                named = re.match(r"Collecting ([^= ]+)|Processing .*/([^-/ ]+)-\d", line)
-                if count and named:
+                # The second pattern is for packages that are files on this machine.
+                match = re.match(r"Collecting ([^= ]+)|Processing .*/([^-/ ]+)-\d", line)
+                if count and match:
                     number += 1
-                    tell(f"package {number} of {count}: {named[1] or named[2]}")
+                    print_progress(f"package {number} of {count}: {match[1] or match[2]}")
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
@@ -252,12 +253,13 @@ def step(command: list[str | Path], lock: int, count: int = 0) -> None:
 
 
 def add_sources(target: Path) -> None:
-    """Let its Python find Fumehood, and write the program the wrapper starts: `-m` would import runpy and more.
+    """Let the environment's Python find Fumehood, and write the program that the wrapper starts.
 
-    The sources come after the standard library, so that no file there can stand in for one of its modules. Nothing
-    that is imported is garbage, and looking for some would take a twentieth of the time; the command turns it on again.
-    Of SQLite and other libraries, functions are looked up when they are called (RTLD_LAZY): few ever are.
-    What an agent waits for all day finds its modules in one file (fumehood/module_cache.py).
+    `python -m` would import runpy and more. The sources come after the standard library, so that no file there can
+    replace one of its modules. The garbage collector is off until the command turns it on: nothing that is imported is
+    garbage, and the search would take a twentieth of the time. Functions of SQLite and other libraries are looked up
+    when they are called (RTLD_LAZY), because most never are. The commands that agents wait for, `run` and `hook`, find
+    their modules in one file (fumehood/module_cache.py).
     """
     sources = CHECKOUT / "src"
     site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)}))
@@ -280,27 +282,27 @@ def add_sources(target: Path) -> None:
         "from fumehood.faces.cli.main import command\n"
         "command(cache)\n"
     )
-    # Python keeps no bytecode of the program that it is told to run.
+    # Python itself does not keep the bytecode of the main program.
     py_compile.compile(str(target / "launch.py"), str(target / "launch.pyc"), doraise=True)
 
 
-def mark(target: Path, name: str, checkout_as_named: str) -> None:
-    """Tell the wrapper, under the name it calls the checkout by, which environment to use until something changes."""
-    for path in inputs(name):
+def write_mark(target: Path, name: str, checkout: str) -> None:
+    """Write which environment the wrapper uses until an input changes; `checkout` is as the wrapper spells it."""
+    for path in input_files(name):
         time_ns = path.stat().st_mtime_ns
         remembered = target / "made-from" / path.name
         if not remembered.exists() or remembered.stat().st_mtime_ns != time_ns:
             remembered.touch()
             os.utime(remembered, ns=(time_ns, time_ns))
-    place = Path(f"{target.parent}/checkouts{checkout_as_named}/.{name}")
-    place.parent.mkdir(parents=True, exist_ok=True)
-    new = place.with_name(f"{place.name}.{os.getpid()}")
+    mark = Path(f"{target.parent}/checkouts{checkout}/.{name}")
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    new = mark.with_name(f"{mark.name}.{os.getpid()}")
     new.write_text(f"{target.name}\n{os.environ.get('FUMEHOOD_PYTHON', '')}\n", errors="surrogateescape")
-    new.replace(place)
+    new.replace(mark)
 
 
-def tell(message: str) -> None:
-    """Progress, for a person: standard output belongs to the path."""
+def print_progress(message: str) -> None:
+    """Print progress for a person, on standard error: standard output is for the path."""
     print(f"fumehood: {message}", file=sys.stderr, flush=True)
 
 

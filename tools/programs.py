@@ -183,8 +183,8 @@ def try_program(package: str, needed: str, line: str) -> str:
     return f"fails: {' '.join((run.stderr or run.stdout).split())[-200:]}"
 
 
-# ---- A temporary home with real tools in it, laid out as their installers do it. Tools that this machine has are copied.
-# With --install, tools that PyPI and npm have are fetched by their own clients.
+# ---- A temporary home with real tools in it, laid out as their installers do it. Tools of this machine are copied; with
+# --install, tools that PyPI and npm have are fetched by their own clients.
 
 class ToolMissing(Exception):
     """A tool can't be installed here; says why."""

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from environment import CHECKOUT, environment_of, is_whole, place_of
+from environment import CHECKOUT, environment_of, environment_path, is_complete
 from page import where_made, write
 
 # Not /tmp, which commands in the hood see as their own.
@@ -90,7 +90,7 @@ def all_suites() -> list[str]:
 
 def has_frameworks() -> bool:
     """Return True if the packages that most suites need are installed."""
-    return is_whole(place_of("adapters"))
+    return is_complete(environment_path("adapters"))
 
 
 def python_of(suite: Suite) -> Path:

@@ -39,11 +39,11 @@ def open(  # noqa: A001 - as it reads: workspaces.open("research")
     others stay as they are. `variables` is a function that returns more variables, for secrets: it is called for each
     run, and its result is not stored. The other parameters are those of `Sandbox`.
     """
-    given_settings = {
+    all_settings = {
         "root": root, "writable": writable, "network": network,
         "environment": None if environment is None else tuple(environment.items()),
     }  # fmt: skip
-    settings = {key: value for key, value in given_settings.items() if value is not None}
+    settings = {key: value for key, value in all_settings.items() if value is not None}
     # Check everything first, so that an error does not leave a new workspace behind.
     channels(ask)
     if policy is not None:

@@ -233,10 +233,10 @@ def test_what_can_not_be_read_is_refused_by_its_number(greeted: Server, project:
 
 
 def test_by_http_it_is_found_at_the_port_that_clients_leave_out() -> None:
-    from fumehood.faces.mcp.server import only_here
+    from fumehood.faces.mcp.server import local_hosts_only
 
-    assert "127.0.0.1" in only_here(80).allowed_hosts
-    assert only_here(8080).allowed_hosts == ["127.0.0.1:8080", "localhost:8080"]
+    assert "127.0.0.1" in local_hosts_only(80).allowed_hosts
+    assert local_hosts_only(8080).allowed_hosts == ["127.0.0.1:8080", "localhost:8080"]
 
 
 def test_no_letter_is_cut_where_one_piece_of_an_output_ends(greeted: Server) -> None:

@@ -1,7 +1,7 @@
-"""Adapters: the sandbox interfaces of agent frameworks, each built on the Python API, and each an optional extra.
+"""Adapters: the sandbox interfaces of agent frameworks. Each is built on the Python API, and is an optional extra.
 
-This module has what they share: an agent's session on a project, the notes for a model, and files as a command sees
-them.
+This module has what the adapters share: an agent's session on a project, the notes for a model, and files as a command
+sees them.
 """
 
 from __future__ import annotations
@@ -82,12 +82,12 @@ def notes(run: Run) -> str:
     """
     waiting = [change for change in run.changed if change.verdict != APPLIED]
     lines, left_out = summary_lines(waiting, _MAX_SHOWN)
-    said = [each.line for each in run.blocked[:_MAX_SHOWN]]
-    said += [line_text(line) for line in lines]
-    said += [f"and {count} more: {kind}" for kind, count in left_out.items()]
+    texts = [each.line for each in run.blocked[:_MAX_SHOWN]]
+    texts += [line_text(line) for line in lines]
+    texts += [f"and {count} more: {kind}" for kind, count in left_out.items()]
     if run.timed_out:
-        said.append("the time limit was reached and the command was ended")
-    return "\n".join(f"{mark_line(run.mark)} {line}" for line in said)
+        texts.append("the time limit was reached and the command was ended")
+    return "\n".join(f"{mark_line(run.mark)} {text}" for text in texts)
 
 
 def for_agent(sandbox: Sandbox, run: Run) -> str:
@@ -140,8 +140,8 @@ def write(sandbox: Sandbox, path: str, data: bytes, *, cwd: str | None = None) -
 
 def make_temporary_project(prefix: str) -> Path:
     """Make a temporary project; not in /tmp, because commands have a /tmp of their own."""
-    place = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else None  # noqa: S108
-    project = Path(tempfile.mkdtemp(prefix=prefix, dir=place), "project")
+    parent = "/var/tmp" if os.access("/var/tmp", os.W_OK | os.X_OK) else None  # noqa: S108
+    project = Path(tempfile.mkdtemp(prefix=prefix, dir=parent), "project")
     project.mkdir()
     return project
 

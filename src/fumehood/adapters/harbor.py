@@ -71,9 +71,9 @@ class FumehoodEnvironment(BaseEnvironment):
         directories = [*_EXPECTED_DIRECTORIES, *self._mount_targets()]
         if self.task_env_config.workdir:
             directories.append(self.task_env_config.workdir)
-        made = await self._run(["mkdir", "-p", "--", *dict.fromkeys(directories)])
-        if made.exit_code:
-            raise RuntimeError(f"the trial's directories can't be made: {made.stderr.strip()}")
+        mkdir_run = await self._run(["mkdir", "-p", "--", *dict.fromkeys(directories)])
+        if mkdir_run.exit_code:
+            raise RuntimeError(f"the trial's directories can't be made: {mkdir_run.stderr.strip()}")
         await self._upload_environment_dir_after_start()
 
     async def stop(self, delete: bool) -> None:
@@ -94,9 +94,9 @@ class FumehoodEnvironment(BaseEnvironment):
         chosen_user = self._resolve_user(user)
         if chosen_user not in {None, 0, "0", "root"}:
             raise ValueError(f"commands in the hood are user 0 of their root tree, not {chosen_user!r}")
-        where = cwd or self.task_env_config.workdir or self.sandbox.project
+        directory = cwd or self.task_env_config.workdir or self.sandbox.project
         try:
-            run = await self._run(command, cwd=where, env=self._merge_env(env), timeout=timeout_sec)
+            run = await self._run(command, cwd=directory, env=self._merge_env(env), timeout=timeout_sec)
         except FumehoodError as error:
             return ExecResult(stdout="", stderr=self.sandbox.refusal(error), return_code=error.exit_code)
         stdout, stderr = (text.replace(run.mark, NOT_OURS) for text in full_output(self.sandbox, run))
@@ -112,13 +112,13 @@ class FumehoodEnvironment(BaseEnvironment):
 
     async def upload_dir(self, source_dir: Path | str, target_dir: str) -> None:
         """Copy a directory of the host into the trial, as a command would write it."""
-        packed = await asyncio.to_thread(_pack, Path(source_dir))
-        run = await self._run(["sh", "-c", _UNPACK, "sh", target_dir], stdin=packed)
+        archive = await asyncio.to_thread(_pack, Path(source_dir))
+        run = await self._run(["sh", "-c", _UNPACK, "sh", target_dir], stdin=archive)
         if run.exit_code:
             raise RuntimeError(f"{target_dir} can't be written: {run.stderr.strip()}")
 
     async def download_file(self, source_path: str, target_path: Path | str) -> None:
-        """Copy a file out of the trial that a command can read."""
+        """Copy a file that a command can read out of the trial."""
         data = await asyncio.to_thread(read, self.sandbox, source_path, _MAX_BYTES)
         await asyncio.to_thread(_write_file, Path(target_path), data)
 

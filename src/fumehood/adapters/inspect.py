@@ -61,8 +61,8 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
         self._project = project = make_temporary_project("fumehood-inspect-")
         if start is not None:
             shutil.copytree(start, project, symlinks=True, dirs_exist_ok=True)
-        wide = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
-        self._project_sandbox = Sandbox(project, Policy(output_limit=wide) if policy is None else policy)
+        output_limit = SandboxEnvironmentLimits.MAX_READ_FILE_SIZE
+        self._project_sandbox = Sandbox(project, Policy(output_limit=output_limit) if policy is None else policy)
         self.sandbox = self._project_sandbox.session(own_tmp=True)
 
     async def exec(
@@ -126,7 +126,7 @@ class FumehoodSandboxEnvironment(SandboxEnvironment):
 def own_tools() -> list[Tool]:
     """Return the tools of the person's configuration (`[[tool]]`), for `use_tools`; each works on its sample."""
 
-    def made(template: Template) -> Tool:
+    def make_tool(template: Template) -> Tool:
         async def execute(**arguments: object) -> str:
             environment: FumehoodSandboxEnvironment = sandbox().as_type(FumehoodSandboxEnvironment)
             try:
@@ -134,11 +134,11 @@ def own_tools() -> list[Tool]:
             except FumehoodError as error:  # returned to the model, because a raised error would end the sample
                 return environment.sandbox.refusal(error)
 
-        described = {name: {"description": name, **each} for name, each in template.properties.items()}
-        parameters = ToolParams.model_validate({**template.schema, "properties": described})
+        properties = {name: {"description": name, **each} for name, each in template.properties.items()}
+        parameters = ToolParams.model_validate({**template.schema, "properties": properties})
         return ToolDef(execute, template.name, template.description, parameters).as_tool()
 
-    return [made(each) for each in templates_by_name(policy_for(places(), ()).tools).values()]
+    return [make_tool(each) for each in templates_by_name(policy_for(places(), ()).tools).values()]
 
 
 def _is_own(user: str) -> bool:

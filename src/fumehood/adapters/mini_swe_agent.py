@@ -57,9 +57,8 @@ class FumehoodEnvironment(AgentSession):
         if run.timed_out:
             output["exception_info"] = f"the command did not end within {timeout or self.config.timeout} seconds"
         # A submission, often a patch, is not read by a model: it keeps every byte, and gets no notes.
-        lines = (
-            join_streams(*full_output(self.sandbox, run)).replace(run.mark, NOT_OURS).lstrip().splitlines(keepends=True)
-        )
+        text = join_streams(*full_output(self.sandbox, run)).replace(run.mark, NOT_OURS)
+        lines = text.lstrip().splitlines(keepends=True)
         if lines and lines[0].strip() == _DONE and run.exit_code == 0:
             submission = "".join(lines[1:])
             extra = {"exit_status": "Submitted", "submission": submission}
@@ -68,8 +67,10 @@ class FumehoodEnvironment(AgentSession):
 
     def get_template_vars(self, **kwargs: Any) -> dict[str, Any]:
         """Return the variables for prompts; without the environment, which contains keys."""
-        own = {"cwd": self.sandbox.project, "fumehood": self.instructions}
-        variables: dict[str, Any] = recursive_merge(self.config.model_dump(), own, platform.uname()._asdict(), kwargs)
+        own_variables = {"cwd": self.sandbox.project, "fumehood": self.instructions}
+        variables: dict[str, Any] = recursive_merge(
+            self.config.model_dump(), own_variables, platform.uname()._asdict(), kwargs
+        )
         return variables
 
     def serialize(self) -> dict[str, Any]:

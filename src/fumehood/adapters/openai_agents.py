@@ -56,8 +56,8 @@ class ShellExecutor(AgentSession):
         try:
             run = await self.sandbox.arun(command, timeout=limit, network=self._network)
         except FumehoodError as error:
-            refused = ShellCallOutcome(type="exit", exit_code=error.exit_code)
-            return ShellCommandOutput(outcome=refused, command=command), self.sandbox.refusal(error)
+            outcome = ShellCallOutcome(type="exit", exit_code=error.exit_code)
+            return ShellCommandOutput(outcome=outcome, command=command), self.sandbox.refusal(error)
         outcome = ShellCallOutcome(type="timeout" if run.timed_out else "exit", exit_code=run.exit_code)
         stdout, stderr = (make_visible(text, run.mark) for text in full_output(self.sandbox, run))
         output = ShellCommandOutput(

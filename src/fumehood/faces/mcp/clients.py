@@ -31,7 +31,7 @@ MARK = new_mark()  # begins our own lines as long as this server runs; the instr
 _SESSION_HEADER = "mcp-session-id"
 _MAX_JOBS = 64  # remembered
 _MAX_OUTPUT = 1 << 20  # characters kept of each
-_MAX_OPEN_QUESTIONS = 1000  # questions
+_MAX_OPEN_QUESTIONS = 1000
 
 
 class Clients:
@@ -171,11 +171,11 @@ class CallTarget:
     def sandbox_of_run(self, run: str, *, to_undo: bool = False, to_redo: bool = False) -> "Sandbox":
         """Return the sandbox of this client to which one of its runs belongs."""
         first = self.sandbox()
-        fallback_askers = [each for each in self._sandboxes.values() if each is not first]
-        if not fallback_askers:
+        others = [each for each in self._sandboxes.values() if each is not first]
+        if not others:
             return first
-        session = first.find(run, beside=fallback_askers, to_undo=to_undo, to_redo=to_redo).session
-        return next(each for each in (first, *fallback_askers) if each.session_name == session)
+        session = first.find(run, beside=others, to_undo=to_undo, to_redo=to_redo).session
+        return next(each for each in (first, *others) if each.session_name == session)
 
     def running(self) -> "list[tuple[Sandbox, Run]]":
         """Return this client's commands that run now, each with its sandbox, the latest first."""
@@ -222,12 +222,12 @@ class BackgroundCommand:
         self._dropped = 0
         self._size = 0
         self.is_running = True
-        self._thread = threading.Thread(target=self._go, name=f"fumehood-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._run_work, name=f"fumehood-{name}", daemon=True)
         self._thread.start()
 
-    def _go(self) -> None:
+    def _run_work(self) -> None:
         try:
-            self.run = self._work(cancelled=self._stopped.is_set, on_output=self._take)
+            self.run = self._work(cancelled=self._stopped.is_set, on_output=self._add_output)
         except Exception as error:  # noqa: BLE001 - reported by the next poll_command
             self.error = as_fumehood_error(error)
         finally:
@@ -235,7 +235,7 @@ class BackgroundCommand:
                 self.is_running = False
                 self._wake()
 
-    def _take(self, _stream: str, text: str) -> None:
+    def _add_output(self, _stream: str, text: str) -> None:
         with self._changed:
             self._pieces.append(text)
             self._size += len(text)
@@ -278,7 +278,7 @@ class BackgroundCommand:
 
 
 class BackgroundCommands:
-    """The background commands of all clients; each client sees only its own, and numbers them from 1."""
+    """The background commands of all clients; each client sees only its own, which are numbered from 1."""
 
     def __init__(self) -> None:
         self._jobs: dict[tuple[str, str], BackgroundCommand] = {}
@@ -304,8 +304,8 @@ class BackgroundCommands:
 
     def stop_all(self, client: str | None = None) -> None:
         """End all commands that still run, or only those of one client."""
-        for (whose, _), job in list(self._jobs.items()):
-            if job.is_running and client in (None, whose):
+        for (job_client, _), job in list(self._jobs.items()):
+            if job.is_running and client in (None, job_client):
                 job.stop()
 
 
@@ -447,12 +447,12 @@ def find_askers(question_of: Callable[..., Awaitable[Question | None]]) -> "Call
     `question_of` is the resolver for the question that can be foreseen; its answer may come with the call.
     """
 
-    async def asked(ctx: Context[Any, Any], question: Annotated[Any, Resolve(question_of)]) -> Any:
+    async def ask_before_call(ctx: Context[Any, Any], question: Annotated[Any, Resolve(question_of)]) -> Any:
         return _question_form(ctx, question, clients_of(ctx).open_questions)
 
     async def who_answers(
         ctx: Context[Any, Any], question: Annotated[Any, Resolve(question_of)],
-        outcome: Annotated[ElicitationResult[Any], Resolve(asked)],
+        outcome: Annotated[ElicitationResult[Any], Resolve(ask_before_call)],
     ) -> list[Any]:  # fmt: skip
         clients = clients_of(ctx)
         can_ask_now = can_elicit(ctx) and ctx.session.can_send_request

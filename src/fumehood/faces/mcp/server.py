@@ -102,9 +102,9 @@ class OurTool(Tool):
         except ToolError as error:  # the SDK wraps all other errors in this
             cause = error.__cause__
             if isinstance(cause, ValidationError) and not isinstance(error, UnexpectedToolError):
-                wrong = cause.errors(include_url=False, include_context=False)[0]
-                location = ".".join(map(str, wrong["loc"]))
-                cause = BadRequest(f"{self.name} can't be called like this: {location}: {wrong['msg']}")
+                detail = cause.errors(include_url=False, include_context=False)[0]
+                location = ".".join(map(str, detail["loc"]))
+                cause = BadRequest(f"{self.name} can't be called like this: {location}: {detail['msg']}")
             result = tools.error_result(as_fumehood_error(cause if isinstance(cause, Exception) else error))
         return self.fn_metadata.convert_result(result) if convert_result else result
 
@@ -123,41 +123,41 @@ class OurTool(Tool):
         return {name: value for name, value in arguments.items() if value is not None}  # null means left out
 
 
-def _own_tools(project: str | None) -> list[Tool]:
+def _person_tools(project: str | None) -> list[Tool]:
     """Return the tools of the configuration: for all projects, and for the served project if one is named."""
     try:
         policy = policy_for(places(), () if project is None else (project,))
     except BadConfiguration:
         return []  # each command reports the error
-    own: list[Tool] = []
+    person_tools: list[Tool] = []
     for each in templates_by_name(policy.tools).values():
         tool = OurTool.from_function(tools.run_command, each.name, None, each.description, annotations=_RUNNING)
-        own.append(tool.model_copy(update={"template": each, "parameters": each.schema}))
-    return own
+        person_tools.append(tool.model_copy(update={"template": each, "parameters": each.schema}))
+    return person_tools
 
 
 # ---- Serving.
 
-def build(clients: Clients, own: Sequence[Tool] = ()) -> MCPServer[Any]:
+def build(clients: Clients, person_tools: Sequence[Tool] = ()) -> MCPServer[Any]:
     """Make the server, with our tools and the person's own."""
 
     @asynccontextmanager
     async def lifespan(_server: object) -> AsyncIterator[Clients]:
         yield clients
 
-    ours = [
+    own_tools = [
         OurTool.from_function(
             function, title=title, description=_DESCRIPTION if function is tools.run_command else None,
             annotations=hints,
         )
         for function, title, hints in _TOOLS
     ]  # fmt: skip
-    for tool in ours:
+    for tool in own_tools:
         tool.parameters["additionalProperties"] = False
     server: MCPServer[Any] = MCPServer(
         "fumehood", title="Fumehood", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING",
         description="Shell commands as transactions: isolated, captured, judged, undoable", lifespan=lifespan,
-        tools=[*own, *ours],
+        tools=[*person_tools, *own_tools],
     )  # fmt: skip
     server.middleware.append(clients.watch_roots)
 
@@ -186,9 +186,9 @@ def serve(
     """Serve until the client closes its input; by HTTP, until interrupted."""
     if project is not None and not os.path.isdir(project):
         raise BadRequest(f"the project {project} does not exist", hint="make it first, or name another project")
-    for what, name in (("session", session), ("draft", draft)):
+    for kind, name in (("session", session), ("draft", draft)):
         if name is not None:
-            checked_name(name, what)  # fail now, not in every call
+            checked_name(name, kind)  # fail now, not in every call
     fallback_askers: tuple[Ask, ...] = ()
     if http is not None and os.isatty(2):
         # If a client can't ask, the person who started this server in a terminal is asked. Without --http, the client
@@ -197,7 +197,7 @@ def serve(
 
         fallback_askers = terminal_asker()
     clients = Clients(project, session, own_tmp=own_tmp, draft=draft, fallback_askers=fallback_askers)
-    server = build(clients, _own_tools(None if project is None else os.path.realpath(project)))
+    server = build(clients, _person_tools(None if project is None else os.path.realpath(project)))
     gc.freeze()  # so that garbage collection does not visit the imported modules again and again
     try:
         if http is None:
@@ -244,14 +244,14 @@ class Messages(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Read a part of a line; returns 0 at the end of the input."""
         if not self._left:
-            self._left = memoryview(b"".join(map(_answerable, _apart(self._lines.readline()))))
+            self._left = memoryview(b"".join(map(_answerable, _split_batch(self._lines.readline()))))
         piece = self._left[: len(buffer)]
         buffer[: len(piece)] = piece
         self._left = self._left[len(piece) :]
         return len(piece)
 
 
-def _apart(line: bytes) -> list[bytes]:
+def _split_batch(line: bytes) -> list[bytes]:
     """Split a batch, which clients of 2025-03-26 may send, into lines with one message each; else return the line."""
     try:
         batch = json.loads(line) if line.startswith(b"[") else None
@@ -296,7 +296,7 @@ def _serve_http(server: MCPServer[Any], port: int, clients: Clients) -> None:
     except OSError as error:
         raise BadRequest(f"port {port} can't be used: {error.strerror}", hint="--http 0 takes a free one") from error
     port = listening.getsockname()[1]
-    app = server.streamable_http_app(host=HOST, transport_security=only_here(port))
+    app = server.streamable_http_app(host=HOST, transport_security=local_hosts_only(port))
     sys.stderr.write(f"fumehood: MCP at http://{HOST}:{port}/mcp\n")
     if TOKEN not in os.environ:
         sys.stderr.write(f"fumehood: Authorization: Bearer {tokens[0]}\n")
@@ -307,16 +307,16 @@ def _serve_http(server: MCPServer[Any], port: int, clients: Clients) -> None:
 
 def _tokens() -> list[str]:
     """Return the accepted tokens: one for all clients, or one for each, to tell them apart."""
-    chosen = os.environ.get(TOKEN)
-    if chosen is None:
+    variable = os.environ.get(TOKEN)
+    if variable is None:
         return [secrets.token_urlsafe(32)]
-    tokens = chosen.split(",")
+    tokens = variable.split(",")
     if any(len(token) < _SHORTEST_TOKEN for token in tokens):
         raise BadRequest(f"{TOKEN} is too short", hint=f"at least {_SHORTEST_TOKEN} characters")
     return tokens
 
 
-def only_here(port: int) -> Any:
+def local_hosts_only(port: int) -> Any:
     """Return settings that accept only our own host names: a web page may have made its name lead to this machine."""
     from mcp.server.transport_security import TransportSecuritySettings
 
@@ -331,7 +331,7 @@ class TokenGuard:
     def __init__(self, app: ASGIApp, tokens: Sequence[str], clients: Clients) -> None:
         self._app = app
         self._clients = clients
-        self._wanted = [f"Bearer {token}".encode() for token in tokens]
+        self._accepted_headers = [f"Bearer {token}".encode() for token in tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it; after a successful DELETE, forget the client."""
@@ -340,7 +340,7 @@ class TokenGuard:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         authorization = headers.get("authorization", "").encode("latin-1")
-        if not any(hmac.compare_digest(authorization, wanted) for wanted in self._wanted):
+        if not any(hmac.compare_digest(authorization, each) for each in self._accepted_headers):
             from starlette.responses import JSONResponse
 
             hint = "Authorization: Bearer TOKEN, as printed at the start"
@@ -351,11 +351,11 @@ class TokenGuard:
             return
         status = 0
 
-        async def watched(message: Message) -> None:
+        async def send_and_note_status(message: Message) -> None:
             nonlocal status
             status = message.get("status", status)
             await send(message)
 
-        await self._app(scope, receive, watched)
+        await self._app(scope, receive, send_and_note_status)
         if scope["method"] == "DELETE" and status == HTTPStatus.OK:
             await asyncio.to_thread(self._clients.forget_client, headers)

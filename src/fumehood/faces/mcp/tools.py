@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from fumehood import Run, Sandbox
     from fumehood.service.ask import Ask
 
-Done = TypeVar("Done")
+Result = TypeVar("Result")
 
 _MAX_TEXT = 100_000
 _MAX_WAIT_S = 30.0
@@ -289,7 +289,7 @@ AccessAskers = Annotated[Any, Resolve(find_askers(question_about_access))]
 # ---- Running commands.
 
 @asynccontextmanager
-async def _telling_progress(context: Context[Any, Any]) -> AsyncIterator[Callable[[str, str], None] | None]:
+async def _progress_reporter(context: Context[Any, Any]) -> AsyncIterator[Callable[[str, str], None] | None]:
     """Send the client the latest lines of output a few times a second, if it asked for progress.
 
     Yields the function to be called with the output, from another thread; None if the client did not ask.
@@ -302,7 +302,7 @@ async def _telling_progress(context: Context[Any, Any]) -> AsyncIterator[Callabl
     lines: list[str] = []
     unfinished, count = "", 0
 
-    def take(_stream: str, text: str) -> None:
+    def add_output(_stream: str, text: str) -> None:
         nonlocal unfinished, count
         with lock:
             *more, unfinished = (unfinished + text).split("\n")
@@ -323,7 +323,7 @@ async def _telling_progress(context: Context[Any, Any]) -> AsyncIterator[Callabl
 
     task = asyncio.create_task(report())
     try:
-        yield take
+        yield add_output
     except BaseException:
         task.cancel()
         raise
@@ -337,8 +337,8 @@ async def run_command(  # noqa: D103 - described by core/tool.py
 ) -> Annotated[CallToolResult, Report]:  # fmt: skip
     sandbox = target.sandbox(working_dir)
     cwd = working_dir or sandbox.project
-    async with _telling_progress(ctx) as take:
-        run = await sandbox.arun(command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=take)
+    async with _progress_reporter(ctx) as on_output:
+        run = await sandbox.arun(command, cwd=cwd, network=network, timeout=timeout, ask=asks, on_output=on_output)
     # The hint names our tool, because this agent does not use the command line.
     hint = "a command has no network; request_access asks the user for a host, `network` for all of it"
     run.blocked = tuple(each.replace(hint=hint) if each.what == "network" else each for each in run.blocked)
@@ -416,15 +416,15 @@ def _job_status(job: BackgroundCommand, offset: int) -> CallToolResult:
     output = make_visible(printed[:_MAX_TEXT], MARK)
     error = f"ERROR: {shorten(job.error.message)}" if job.error is not None else ""
     state = "is running" if job.is_running else "has ended"
-    ours = [part for part in (error, f"[{job.name} {state}]") if part]
+    own_lines = [line for line in (error, f"[{job.name} {state}]") if line]
     return _tool_result(
-        append_report(output, ours, MARK), job=job.name, running=job.is_running, offset=begin,
+        append_report(output, own_lines, MARK), job=job.name, running=job.is_running, offset=begin,
         next_offset=begin + len(printed[:_MAX_TEXT]), output=output,
         report=_report_fields(job.run) if job.run is not None else None, error=error,
     )  # fmt: skip
 
 
-# ---- Runs that were.
+# ---- Past runs.
 
 async def changes(target: Target, run: RunName = "last") -> Annotated[CallToolResult, Report]:
     """Tell what a run changed, what became of that, and what was blocked."""
@@ -455,9 +455,9 @@ async def read_output(
     while end < len(data) and end < offset + limit + 3 and data[end] & 0xC0 == 0x80:  # don't cut a UTF-8 character
         end += 1
     text = make_visible(data[offset:end].decode(errors="replace"), MARK)
-    following = end if end < len(data) else None
+    next_offset = end if end < len(data) else None
     return _tool_result(
-        text, run=past.run, stream=stream, offset=offset, next_offset=following, total=len(data), text=text
+        text, run=past.run, stream=stream, offset=offset, next_offset=next_offset, total=len(data), text=text
     )
 
 
@@ -478,8 +478,8 @@ async def redo(
 
 
 async def _undo_or_redo(act: "Callable[[], list[Run]]") -> CallToolResult:
-    backs = await anyio.to_thread.run_sync(act)
-    return _tool_result(runs_for_model(backs, MARK), runs=[_report_fields(back) for back in backs])
+    runs = await anyio.to_thread.run_sync(act)
+    return _tool_result(runs_for_model(runs, MARK), runs=[_report_fields(each) for each in runs])
 
 
 async def apply(
@@ -490,7 +490,7 @@ async def apply(
     return _run_result(await _run_in_own_thread(lambda: _apply_as_shown(sandbox, question, asks)))
 
 
-async def _run_in_own_thread(act: "Callable[[], Done]") -> "Done":
+async def _run_in_own_thread(act: "Callable[[], Result]") -> "Result":
     """Call a function that waits for a person in an extra thread: all calls, and reading messages, share only a few."""
     return await anyio.to_thread.run_sync(act, limiter=anyio.CapacityLimiter(1))
 
