@@ -200,7 +200,7 @@ def test_an_index_is_not_swapped_while_git_is_about_to_replace_it(
             lock.unlink()
 
     monkeypatch.setattr(applying.time, "sleep", wait)
-    monkeypatch.setattr(applying, "_MOST_WAITS", 3)
+    monkeypatch.setattr(applying, "_MAX_WAITS", 3)
     run = sandbox.run(COMMIT)
     assert (run.state, waits) == ("applied", [])
     lock.write_bytes(b"")
