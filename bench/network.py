@@ -71,7 +71,7 @@ def network(room: Path) -> Iterator[Figure]:
             with Sandbox(client.parent, Policy(hosts=(f"127.0.0.1:{port}",))) as sandbox:
 
                 def transfer(way: str, method: str) -> float:
-                    line = [sys.executable, str(client), way, method, port, str(SIZE)]
+                    line = ["/usr/bin/python3", str(client), way, method, port, str(SIZE)]
                     if way == "direct":
                         printed = subprocess.run(line, capture_output=True, text=True, check=True).stdout
                     else:

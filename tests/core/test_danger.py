@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core import danger
+from fumehood.core import concern, danger
 from fumehood.core.changes import (
     ADDED,
     DELETED,
@@ -28,6 +29,7 @@ from fumehood.core.changes import (
 )
 from fumehood.core.concern import ProtectedPaths
 from fumehood.core.danger import ChangeFacts, Rules, find_concern, gather_root_facts, possible_repositories, wants_facts
+from fumehood.linux import ways_in
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, modified, stamp
 
 HELD_FILES = [
@@ -384,3 +386,14 @@ def test_work_trees_in_work_trees_are_judged_however_many_they_are():
     nested = ".claude/worktrees/x/" * 1300
     assert find_concern(added(f"{nested}app.py"), None, NO_RULES) is None
     assert is_held(find_concern(added(f"{nested}.claude/settings.json"), None, NO_RULES))
+
+
+def test_the_cheap_look_at_a_name_passes_every_name_that_is_held():
+    stems = [name.partition(".")[0] for name in concern._HOOK_MANAGERS] + ["hk"]
+    endings = ("", "rc", ".yml", ".toml", ".pkl", ".js", ".config", ".config.js", ".config.local.yml", ".dist.json5")
+    parts = itertools.product(("", "local-"), stems, ("", "-local"), endings)
+    hook_managers = [name for name in map("".join, parts) if concern.is_hook_manager(name, ".config")]
+    assert len(hook_managers) > 100
+    names = [*hook_managers, *concern.HELD_NAMES, *(f"any.{suffix}" for suffix in concern.HELD_SUFFIXES)]
+    assert [name for name in names if not ways_in._may_be_acted_on(name.swapcase())] == []
+    assert not ways_in._may_be_acted_on("main.py")

@@ -282,6 +282,13 @@ _HOOK_MANAGERS = word_set(
 _SCRIPTED_HOOK_MANAGERS = word_set("simple-git-hooks lintstagedrc huskyrc lint-staged.config husky.config")
 _HOOK_MANAGER_ENDINGS = word_set("yml yaml toml json jsonc json5 pkl dist local config")
 HELD_SUFFIXES = {"code-workspace": _EDITOR, "sublime-project": _EDITOR}
+# The first parts of all names, without a first dot, that are in HELD_NAMES or that `is_hook_manager` knows.
+HELD_STEMS = frozenset(
+    f"{before}{name.removeprefix('.').partition('.')[0]}{after}"
+    for name in (*HELD_NAMES, *_HOOK_MANAGERS, "hk")
+    for before in ("", "local-")
+    for after in ("", "-local")
+)
 # Held by the last names of the path: settings of other version control systems, files whose own name is too common.
 _HELD_PATH_ENDS = _reasons_by_path((
     REPOSITORY_SETTINGS,

@@ -15,10 +15,10 @@ import time
 
 from fumehood.core.concern import (
     HELD_NAMES,
+    HELD_STEMS,
     HELD_SUFFIXES,
     PACKAGE_DIRECTORIES,
     ProtectedPaths,
-    is_hook_manager,
     locate_in_roots,
     meaning_of,
     settings_name,
@@ -56,6 +56,7 @@ _MOST_REMEMBERED = 1000  # directories with relevant entries
 _LONGEST_PATH = 4096 - 256  # bytes of a directory's path: beyond that, no program can open an entry by its path
 SYSTEM_PROGRAMS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MOST_ROUNDS = 3  # of `cd` within one line
+_REPOSITORY_ENTRIES = frozenset((".git", "HEAD", "objects", "refs"))
 _LARGEST, _LONGEST_SCRIPT = 1 << 20, 1 << 16
 _MOST_ENTERED = 8  # directories, by one script
 _ENVIRONMENTS = frozenset((".venv", "venv"))  # made by whoever sets the project up
@@ -120,41 +121,41 @@ class ProjectTree:
 
     def _look(self, parents: DirectoryCache, path: str) -> Iterator[str]:
         """Note the relevant entries of one directory; yield the directories in it that programs can name by a path."""
-        names = set()
+        names = set[str]()
         inner = f"{path}/" if path else ""
         directory = f"{self._top}/{path}" if path else self._top
         can_be_named = len(os.fsencode(directory)) < _LONGEST_PATH
+        is_hidden = inner[:1] == "." or "/." in inner
         listing = parents.open_listing(path)
         if listing is None:
             return  # this user can't read it
         # Keep the listing open: entries may need it for a stat.
         with Closing(listing), os.scandir(listing) as inside:
             for entry in inside:
-                names.add(entry.name)
+                name = entry.name
+                if name in _REPOSITORY_ENTRIES:
+                    names.add(name)
                 if entry.is_symlink():
-                    if (because := self._meaning(inner + entry.name)) is not None:
-                        self.links.append((directory, entry.name, because))
+                    if (because := self._meaning(inner + name)) is not None:
+                        self.links.append((directory, name, because))
                 elif entry.is_dir(follow_symlinks=False):
-                    if entry.name != ".git" and not self._is_passed_by(entry.name) and can_be_named:
-                        yield inner + entry.name
-                elif entry.name.endswith(".toml") and settings_name(entry.name, meaning_of(path)) == "mise.toml":
-                    self.mise.append(f"{directory}/{entry.name}")
-                elif _may_be_acted_on(inner, entry.name) and (because := self._meaning(inner + entry.name)) is not None:
-                    self.files.append((f"{directory}/{entry.name}", because))
+                    if name != ".git" and not self._is_passed_by(name) and can_be_named:
+                        yield inner + name
+                elif name.endswith(".toml") and settings_name(name, meaning_of(path)) == "mise.toml":
+                    self.mise.append(f"{directory}/{name}")
+                elif (is_hidden or _may_be_acted_on(name)) and (because := self._meaning(inner + name)) is not None:
+                    self.files.append((f"{directory}/{name}", because))
         if ".git" in names or names.issuperset(("HEAD", "objects", "refs")):
             self.repositories.append(directory)
 
 
-def _may_be_acted_on(inner: str, name: str) -> bool:
-    """Return False for most files that no tool acts on, by a cheap look at the name.
+def _may_be_acted_on(name: str) -> bool:
+    """Return False for most files that no tool acts on, by a cheap look at the name: there may be 100,000 of them.
 
     Relevant files have special names, or are hidden, or lie in hidden directories.
     """
-    if name[0] == "." or inner[:1] == "." or "/." in inner:
-        return True
-    lower = name.lower()
-    parent = inner.rstrip("/").rpartition("/")[2]
-    return lower in HELD_NAMES or lower.rpartition(".")[2] in HELD_SUFFIXES or is_hook_manager(lower, parent)
+    first, _, rest = name.lower().partition(".")
+    return first in HELD_STEMS or not first or (rest or first).rpartition(".")[2] in HELD_SUFFIXES
 
 
 def entries(directory: str) -> list[os.DirEntry[str]]:
