@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from agents import hook, mcp
@@ -46,9 +47,9 @@ def main() -> int:
     figures: list[Figure] = []
     try:
         # Each in a new process: what a program starts is said to have used at least the memory of that program.
-        with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as processes:
             for name in wanted:
-                figures += pool.apply(measure, (name, scratch / name))
+                figures += processes.submit(measure, name, scratch / name).result()
     finally:
         subprocess.run(["chmod", "-R", "u+rwx", scratch], check=False, stderr=subprocess.DEVNULL)
         shutil.rmtree(scratch, ignore_errors=True)
