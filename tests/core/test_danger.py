@@ -29,7 +29,7 @@ from fumehood.core.changes import (
 )
 from fumehood.core.concern import ProtectedPaths
 from fumehood.core.danger import ChangeFacts, Rules, find_concern, gather_root_facts, possible_repositories, wants_facts
-from fumehood.linux import ways_in
+from fumehood.linux import project_tree
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, modified, stamp
 
 HELD_FILES = [
@@ -395,5 +395,5 @@ def test_the_cheap_look_at_a_name_passes_every_name_that_is_held():
     hook_managers = [name for name in map("".join, parts) if concern.is_hook_manager(name, ".config")]
     assert len(hook_managers) > 100
     names = [*hook_managers, *concern.HELD_NAMES, *(f"any.{suffix}" for suffix in concern.HELD_SUFFIXES)]
-    assert [name for name in names if not ways_in._may_be_acted_on(name.swapcase())] == []
-    assert not ways_in._may_be_acted_on("main.py")
+    assert [name for name in names if not project_tree._may_be_acted_on(name.swapcase())] == []
+    assert not project_tree._may_be_acted_on("main.py")

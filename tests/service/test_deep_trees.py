@@ -13,7 +13,7 @@ from fumehood.linux.capture import examples_of_foreign_files
 from fumehood.linux.disk_use import DiskUse
 from fumehood.linux.layer import scan
 from fumehood.linux.nofollow import DEEPEST, LISTING, DirectoryCache, open_top, remove_tree, walk
-from fumehood.linux.ways_in import ProjectTree
+from fumehood.linux.project_tree import ProjectTree
 from fumehood.service import layers as layering
 from fumehood.service import overview
 from fumehood.service.files import scan_project

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fumehood import Sandbox
-from fumehood.linux import ways_in
+from fumehood.linux import project_tree
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
 
@@ -212,7 +212,7 @@ def test_a_task_that_another_needs_starts_with_it(sandbox: Sandbox, project: Pat
 
 
 def test_what_leads_to_a_file_is_not_hidden_among_many_directories(sandbox, project, monkeypatch):
-    monkeypatch.setattr(ways_in, "_MOST_DIRECTORIES", 30)
+    monkeypatch.setattr(project_tree, "_MOST_DIRECTORIES", 30)
     (project / "libs/foo").mkdir(parents=True)
     (project / "tools").mkdir()
     (project / "libs/foo/.envrc").write_text("source ../../tools/env.sh\n")

@@ -108,7 +108,7 @@ _MOST_ENTRIES = 6000  # of one directory
 _MOST_HEADS = 500
 _MOST_STEPS = 400  # on the way of one path; the kernel follows 40 links
 TICK_NS = 50_000_000  # file times are at least this precise, except on old kernels
-_NEVER = 1  # used instead of a time: no file has this one
+NEVER = 1  # used instead of a time: no file has this one
 
 
 class Snapshot:
@@ -141,7 +141,7 @@ class Snapshot:
     @property
     def is_settled(self) -> bool:
         """Whether all files are old enough: a second change just after the first could have the same time."""
-        return all(changed != _NEVER for changed, _ in self.files.values())
+        return all(changed != NEVER for changed, _ in self.files.values())
 
     def add(self, other: Snapshot) -> None:
         """Add what another snapshot, made after this one, has seen."""
@@ -155,7 +155,7 @@ class Snapshot:
         except OSError:
             self.exists(path)
             return None
-        self.files[path] = _settled(_state(status))
+        self.files[path] = settled(change_state(status))
         return status
 
     def exists(self, path: str) -> bool:
@@ -174,7 +174,7 @@ class Snapshot:
 
     def listing(self, path: str) -> dict[str, str]:
         """Return a directory's names with `d`, `f`, `l` or nothing for each one's kind; of anything else, none."""
-        self.folders.setdefault(path, _settled(_folder(path)))
+        self.folders.setdefault(path, settled(_folder(path)))
         names = _names(path)
         self.listings[path] = _inode(path), _sum_of(names)
         return names
@@ -183,13 +183,13 @@ class Snapshot:
         """Note the time of the directory around a path, before anything is looked at in there."""
         folder = path.rpartition("/")[0] or "/"
         if folder not in self.folders:
-            self.folders[folder] = _settled(_folder(folder))
+            self.folders[folder] = settled(_folder(folder))
 
     def is_current(self) -> bool:
         """Return True if nothing has changed, and what was absent still is."""
         for path, seen in self.files.items():
             try:
-                if _state(os.lstat(path)) != seen:
+                if change_state(os.lstat(path)) != seen:
                     return False
             except OSError:
                 return False
@@ -197,7 +197,7 @@ class Snapshot:
         for folder, seen in self.folders.items():
             now = _folder(folder)
             if now != seen:
-                changed[folder] = _settled(now)
+                changed[folder] = settled(now)
         if changed and not self._is_same_in(changed):
             return False
         self.folders.update(changed)
@@ -215,21 +215,22 @@ class Snapshot:
         return True
 
 
-def _state(status: os.stat_result) -> tuple[int, int]:
+def change_state(status: os.stat_result) -> tuple[int, int]:
+    """Return what is compared to notice a change: the time of the inode's last one, and its number."""
     return status.st_ctime_ns, status.st_ino
 
 
-def _settled(state: tuple[int, int]) -> tuple[int, int]:
+def settled(state: tuple[int, int]) -> tuple[int, int]:
     """Return a state for comparison; if the file changed just now, one that never matches.
 
     A second change could have the same time.
     """
-    return (_NEVER, 0) if abs(time.time_ns() - state[0]) < TICK_NS else state
+    return (NEVER, 0) if abs(time.time_ns() - state[0]) < TICK_NS else state
 
 
 def _folder(path: str) -> tuple[int, int]:
     try:
-        return _state(os.stat(path))
+        return change_state(os.stat(path))
     except OSError:
         return (0, 0)
 

@@ -11,17 +11,12 @@ from __future__ import annotations
 import heapq
 import os
 import stat
-import time
 
 from fumehood.core.concern import (
     HELD_NAMES,
-    HELD_STEMS,
-    HELD_SUFFIXES,
     PACKAGE_DIRECTORIES,
     ProtectedPaths,
     locate_in_roots,
-    meaning_of,
-    settings_name,
 )
 from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
@@ -39,24 +34,20 @@ from fumehood.core.what_runs import (
     texts_in_settings,
 )
 from fumehood.core.wording import brief
-from fumehood.linux.cache import TICK_NS, expand_home, load, resolve_links, save
+from fumehood.linux.cache import change_state, expand_home, load, resolve_links, save, settled
 from fumehood.linux.libc import Closing
-from fumehood.linux.nofollow import DirectoryCache, open_top
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from fumehood.core.concern import Reason
+    from fumehood.linux.project_tree import ProjectTree
 
     Seen = tuple[int, int, list[str], list[str]]  # when it changed, its inode; names of links, and of directories
 
-_MOST_DIRECTORIES = 10_000  # of one root, the highest first: 14 µs each
-_MOST_REMEMBERED = 1000  # directories with relevant entries
-_LONGEST_PATH = 4096 - 256  # bytes of a directory's path: beyond that, no program can open an entry by its path
 SYSTEM_PROGRAMS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin")
 _MOST_ROUNDS = 3  # of `cd` within one line
-_REPOSITORY_ENTRIES = frozenset((".git", "HEAD", "objects", "refs"))
 _LARGEST, _LONGEST_SCRIPT = 1 << 20, 1 << 16
 _MOST_ENTERED = 8  # directories, by one script
 _ENVIRONMENTS = frozenset((".venv", "venv"))  # made by whoever sets the project up
@@ -80,82 +71,6 @@ class Ways(ProtectedPaths):
     def is_in_roots(self, path: str) -> bool:
         """Return True if a path lies in one of the roots."""
         return locate_in_roots(path, self.roots) is not None
-
-
-class ProjectTree:
-    """The links and repositories in a root, and the files that tools act on because of their names.
-
-    `meaning` says whether a tool acts on a path in the root, and why. `memory` is a file of ours that remembers the
-    directories with such entries. They are searched first, or a command could hide them among thousands of others.
-    """
-
-    def __init__(
-        self, top: str, meaning: Callable[[str], Reason | None], is_passed_by: Callable[[str], bool], memory: str = ""
-    ) -> None:
-        self.repositories: list[str] = []
-        self.links: list[tuple[str, str, Reason]] = []  # directory, name
-        self.files: list[tuple[str, Reason]] = []
-        self.mise: list[str] = []  # settings of that tool
-        self._top = top
-        self._meaning = meaning
-        self._is_passed_by = is_passed_by
-        remembered: list[str] = (memory and load(memory)) or []
-        directories_with_finds: list[str] = []
-        queue, looked_at = ["", *remembered], set[str]()
-        with Closing(open_top(top)) as here, DirectoryCache(here, bounded=False) as parents:
-            while queue and len(looked_at) < _MOST_DIRECTORIES:
-                candidates = [directory for directory in dict.fromkeys(queue) if directory not in looked_at]
-                directories, queue = candidates[: _MOST_DIRECTORIES - len(looked_at)], []
-                looked_at.update(directories)
-                for directory in directories:
-                    count = self._count
-                    queue += self._look(parents, directory)
-                    if directory and self._count > count:
-                        directories_with_finds.append(directory)
-        if memory and directories_with_finds[:_MOST_REMEMBERED] != remembered:
-            save(memory, directories_with_finds[:_MOST_REMEMBERED])
-
-    @property
-    def _count(self) -> int:
-        return len(self.repositories) + len(self.links) + len(self.files) + len(self.mise)
-
-    def _look(self, parents: DirectoryCache, path: str) -> Iterator[str]:
-        """Note the relevant entries of one directory; yield the directories in it that programs can name by a path."""
-        names = set[str]()
-        inner = f"{path}/" if path else ""
-        directory = f"{self._top}/{path}" if path else self._top
-        can_be_named = len(os.fsencode(directory)) < _LONGEST_PATH
-        is_hidden = inner[:1] == "." or "/." in inner
-        listing = parents.open_listing(path)
-        if listing is None:
-            return  # this user can't read it
-        # Keep the listing open: entries may need it for a stat.
-        with Closing(listing), os.scandir(listing) as inside:
-            for entry in inside:
-                name = entry.name
-                if name in _REPOSITORY_ENTRIES:
-                    names.add(name)
-                if entry.is_symlink():
-                    if (because := self._meaning(inner + name)) is not None:
-                        self.links.append((directory, name, because))
-                elif entry.is_dir(follow_symlinks=False):
-                    if name != ".git" and not self._is_passed_by(name) and can_be_named:
-                        yield inner + name
-                elif name.endswith(".toml") and settings_name(name, meaning_of(path)) == "mise.toml":
-                    self.mise.append(f"{directory}/{name}")
-                elif (is_hidden or _may_be_acted_on(name)) and (because := self._meaning(inner + name)) is not None:
-                    self.files.append((f"{directory}/{name}", because))
-        if ".git" in names or names.issuperset(("HEAD", "objects", "refs")):
-            self.repositories.append(directory)
-
-
-def _may_be_acted_on(name: str) -> bool:
-    """Return False for most files that no tool acts on, by a cheap look at the name: there may be 100,000 of them.
-
-    Relevant files have special names, or are hidden, or lie in hidden directories.
-    """
-    first, _, rest = name.lower().partition(".")
-    return first in HELD_STEMS or not first or (rest or first).rpartition(".")[2] in HELD_SUFFIXES
 
 
 def entries(directory: str) -> list[os.DirEntry[str]]:
@@ -562,12 +477,10 @@ def protect_home(ways: Ways, home: str, memory: str) -> None:
         except OSError:
             continue
         seen = remembered.get(directory)
-        if seen is None or seen[:2] != (status.st_ctime_ns, status.st_ino):
+        if seen is None or seen[:2] != change_state(status):
             inside = entries(directory)
-            # A change just now could be followed by another one with the same time.
-            changed = status.st_ctime_ns if abs(time.time_ns() - status.st_ctime_ns) > TICK_NS else 0
             seen = (
-                changed, status.st_ino, [entry.name for entry in inside if entry.is_symlink()],
+                *settled(change_state(status)), [entry.name for entry in inside if entry.is_symlink()],
                 [entry.name for entry in inside if entry.is_dir(follow_symlinks=False)],
             )  # fmt: skip
         seen_now[directory] = seen

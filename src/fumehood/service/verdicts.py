@@ -42,9 +42,9 @@ from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, mounts_below, other_devices_below
 from fumehood.linux.nofollow import DirectoryCache, is_whiteout, open_top, split, stat_entry
+from fumehood.linux.project_tree import ProjectTree
 from fumehood.linux.ways_in import (
     SYSTEM_PROGRAMS,
-    ProjectTree,
     Ways,
     protect_home,
     protect_search_path,
