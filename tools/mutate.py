@@ -94,6 +94,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="which lines (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="how many at once (default: %(default)s)")
     parser.add_argument("--only", default="", help="only these of them, by their numbers: 3,17")
+    parser.add_argument("--long", action="store_true", help="with the tests of make long, too")
     parser.add_argument("--tests", type=Path, default=CHECKOUT, help="a checkout whose tests/ to use")
     options = parser.parse_args()
     modules = options.modules or list(TESTS)[:6]
@@ -104,16 +105,16 @@ def main() -> int:
         chosen = {int(number): chosen[int(number)] for number in options.only.split(",")}
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="fumehood-mutate-", dir="/var/tmp", ignore_cleanup_errors=True) as top:
-        return try_all(chosen, make_copies(Path(top), options.tests, options.workers))
+        return try_all(chosen, make_copies(Path(top), options.tests, options.workers), with_long=options.long)
 
 
-def try_all(chosen: dict[int, Mutant], free_copies: "SimpleQueue[Path]") -> int:
+def try_all(chosen: dict[int, Mutant], free_copies: "SimpleQueue[Path]", *, with_long: bool) -> int:
     """Try each mutant in a free copy, print the results in order, and return 1 if any survived."""
 
     def attempt(mutant: Mutant) -> tuple[str, float]:
         copy, began = free_copies.get(), time.monotonic()
         try:
-            return killer_of(mutant, copy), time.monotonic() - began
+            return killer_of(mutant, copy, with_long=with_long), time.monotonic() - began
         finally:
             free_copies.put(copy)
 
@@ -151,14 +152,15 @@ def make_copies(top: Path, tests: Path, count: int) -> "SimpleQueue[Path]":
     return free_copies
 
 
-def killer_of(mutant: Mutant, copy: Path) -> str:
+def killer_of(mutant: Mutant, copy: Path, *, with_long: bool) -> str:
     """Run the tests of a mutant's module; return what killed it, or "" if it survived."""
     file = copy / SOURCES / f"{mutant.module}.py"
     original, times = file.read_text(), file.stat()
     tests = [f"tests/{name}" for name in TESTS[mutant.module] if (copy / "tests" / name).exists()]
     command = ["sh", "tools/python", "-P", "-m", "pytest", "-x", "-q", "--no-header", "--tb=no"]
     command += ["-p", "no:cacheprovider", "--hypothesis-seed=0", "--timeout=120"]
-    command += ["-m", "not installs and not long", *tests]  # those of make test
+    marks = "not installs" if with_long else "not installs and not long"
+    command += ["-m", marks, *tests]
     file.write_text(mutant.source)
     process = subprocess.Popen(
         command, cwd=copy, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,

@@ -74,7 +74,7 @@ class Workspaces:
         if not rows:
             if name == DEFAULT:
                 return self.create(name)
-            raise BadRequest(f"there is no workspace {name}", hint="fumehood workspace list; create makes one")
+            raise BadRequest(f"there is no workspace {name}", hint="fumehood workspace list shows them")
         os.makedirs(path, mode=0o700, exist_ok=True)
         root, network, writable, environment = rows[0]
         return Workspace(
