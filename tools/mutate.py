@@ -27,7 +27,9 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCES = "src/fumehood"
 # The tests of each module; first those that are quick and likely to notice a change.
 TESTS = {
-    "linux/steps": ("linux/test_steps.py", "service/test_apply_undo.py", "service/test_in_use.py"),
+    "linux/steps": (
+        "linux/test_steps.py", "service/test_recover.py", "service/test_apply_undo.py", "service/test_in_use.py",
+    ),
     "linux/layer": (
         "linux/test_upper.py", "linux/test_fold.py", "linux/test_steps.py", "fuzz", "service/test_tree.py",
         "service/test_ownership.py", "service/test_groups.py", "service/test_checkpoint.py",
@@ -47,7 +49,8 @@ TESTS = {
     ),
     "service/apply": (
         "linux/test_steps.py", "service/test_in_use.py", "service/test_some_paths.py", "service/test_recover.py",
-        "service/test_whole_seconds.py", "service/test_apply_undo.py", "faults/test_faults.py",
+        "service/test_whole_seconds.py", "service/test_apply_undo.py", "service/test_git_index.py",
+        "faults/test_faults.py",
     ),
     "linux/gitobjects": (
         "service/test_one_repository.py", "service/test_git_day.py", "service/test_git_index.py",

@@ -9,7 +9,7 @@ from hypothesis import strategies
 
 from fumehood.core import changes as c
 from fumehood.core.changes import files_with_other_links, plan_steps
-from fumehood.core.judge import judge
+from fumehood.core.judge import HOLD_ALL, judge
 from fumehood.core.request import APPLY
 from fumehood.errors import Unfinished
 from fumehood.linux import nofollow, steps
@@ -388,10 +388,10 @@ def test_no_step_goes_through_a_parent_that_became_a_symlink(hand, test_director
 # --- whole change sets ---
 
 
-def applied(hand, found):
+def applied(hand, found, **how):
     # As if the run had begun after everything else was written.
     os.utime(hand.upper.parent.parent, (2**32, 2**32))
-    apply_changes(found, [str(hand.live)], [str(hand.upper)], "run")
+    apply_changes(found, [str(hand.live)], [str(hand.upper)], "run", **how)
 
 
 def test_a_conflict_on_a_new_directory_keeps_all_of_it_in_the_layer(hand):
@@ -446,6 +446,25 @@ def test_a_failure_that_is_taken_back_names_what_a_person_changed_meanwhile(hand
         applied(hand, found)
     assert (hand.live / "it").read_text() == "the person's"
     assert (hand.upper / "it").read_text() == "old"
+
+
+def test_what_a_person_changed_while_all_is_taken_back_for_a_conflict_is_finished_later(hand, monkeypatch):
+    swap(hand)
+    (hand.upper / "late").write_text("new")
+    found = hand.changes()
+    rename = steps.libc.renameat2
+
+    def change_both(old_dir, old, *more):
+        if old == b"late":
+            (hand.live / "it").write_text("the person's")
+            (hand.live / "late").write_text("the person's too")
+        rename(old_dir, old, *more)
+
+    monkeypatch.setattr(steps.libc, "renameat2", change_both)
+    with pytest.raises(Unfinished, match="changed in the project meanwhile: it"):
+        applied(hand, found, on_conflict=HOLD_ALL)
+    assert (hand.live / "it").read_text() == "the person's"
+    assert (hand.live / "late").read_text() == "the person's too"
 
 
 names = strategies.sampled_from(["a", "b", "c"])
