@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import fumehood
-from fumehood.core.masks import HOME_SECRETS, variables_for_tools
+from fumehood.core.installations import variables_for_tools
+from fumehood.core.masks import HOME_SECRETS
 from fumehood.linux.hometools import VisibleTools, find_tools
 from homes import Planted, plant
 from patience import let_time_pass

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 
-from fumehood.core.masks import is_in, make_masks, mask_reason
+from fumehood.core.masks import make_masks, mask_reason
+from fumehood.core.paths import is_in
 from fumehood.core.report import CPU, FILE_SIZE, FILES, LEFT_PROCESS, PROCESSES, Blocked, limit_reached
 
 TYPE_CHECKING = False

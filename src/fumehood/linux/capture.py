@@ -15,7 +15,7 @@ import pwd
 import stat
 from itertools import islice
 
-from fumehood.core.masks import is_below, is_in
+from fumehood.core.paths import is_below, is_in
 from fumehood.core.report import printable, shell_path
 from fumehood.core.value import Value
 from fumehood.errors import OverlayUnavailable

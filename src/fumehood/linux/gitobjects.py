@@ -8,7 +8,7 @@ import stat
 from fumehood.core import changes as c
 from fumehood.core.concern import is_dot_git
 from fumehood.core.judge import git_directories, is_git_note, is_object_list, object_store_of, repository_of
-from fumehood.core.masks import is_below, is_in
+from fumehood.core.paths import is_below, is_in
 from fumehood.linux.cache import plain_file
 from fumehood.linux.copying import copy_with_content
 from fumehood.linux.gitindex import INDEX_NAME as INDEX

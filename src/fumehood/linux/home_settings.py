@@ -16,8 +16,8 @@ from fumehood.core.changes import directories_above
 from fumehood.core.credentials import command_may_hold_secret, home_paths_in, may_hold_secret
 from fumehood.core.environment import holds_secret, looks_secret
 from fumehood.core.gitconfig import parse, split_key
-from fumehood.core.masks import is_in
 from fumehood.core.package_settings import Malformed, visible_settings
+from fumehood.core.paths import is_in
 from fumehood.core.patterns import matches
 from fumehood.core.value import Value, word_set
 from fumehood.linux.cache import Snapshot, expand_home, follow_path

@@ -1,9 +1,9 @@
 """Find the parts of a home that programs need: tools with their installations, and nothing else.
 
 A directory on `PATH` is shown with the installation it belongs to. From there, links, the first lines of scripts and
-`pyvenv.cfg` lead to more. Places that are not found in this way, and variables that name some, are listed in
-`core/masks.py`; `core/installations.py` lists how an installation looks. Files that a command may have written are not
-followed, except to the Python that a virtual environment is based on.
+`pyvenv.cfg` lead to more. `core/installations.py` lists places that are not found in this way, variables that name some,
+and how an installation looks. Files that a command may have written are not followed, except to the Python that a
+virtual environment is based on.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import os
 import stat
 from binascii import b2a_base64
 
-from fumehood.core import installations, masks
+from fumehood.core import installations
 from fumehood.core.credentials import addresses_in, may_hold_secret
 from fumehood.core.environment import has_known_token
-from fumehood.core.masks import HOME_SECRETS, is_below
+from fumehood.core.masks import HOME_SECRETS
+from fumehood.core.paths import is_below
 from fumehood.core.value import Value
 from fumehood.linux.cache import Lookup, Snapshot, plain_file
 
@@ -89,9 +90,9 @@ class Homes:
         self._settings = {*self._places([".config"]), *self._paths_in_variable("XDG_CONFIG_HOME")}
         # Too many programs share these to show them whole.
         self.common = set(self._places(installations.SHARED_DIRECTORIES))
-        for _, variable in masks.MOVABLE_DIRECTORIES:
+        for _, variable in installations.MOVABLE_DIRECTORIES:
             self.common.update(self._paths_in_variable(variable))
-        moved = {place for name in masks.SECRET_PATH_VARIABLES for place in self._paths_in_variable(name)}
+        moved = {place for name in installations.SECRET_PATH_VARIABLES for place in self._paths_in_variable(name)}
         self.moved_secrets = {place for place in moved if not self._is_shared(place)}
         self._hidden = tuple(f"{place}/" for place in (*hidden, *self._masked_by_name(), *self.moved_secrets))
         self._installations_left = _MOST_INSTALLATIONS
@@ -99,7 +100,7 @@ class Homes:
 
     def values(self, variable: str) -> list[str]:
         """Return the absolute paths that a variable holds."""
-        return masks.paths_in_variable(self._environment, variable)
+        return installations.paths_in_variable(self._environment, variable)
 
     def _places(self, places: Iterable[str]) -> Iterator[str]:
         """Yield places in the homes, each by its name and by its real path."""
@@ -113,7 +114,7 @@ class Homes:
 
     def usual_place(self, home: str, place: str) -> str:
         """Return the path of a usual place in a home, or the path that a variable says instead."""
-        for folder, variable in masks.MOVABLE_DIRECTORIES:
+        for folder, variable in installations.MOVABLE_DIRECTORIES:
             if is_below(place, folder) and (paths := self.values(variable)):
                 return paths[0] + place[len(folder) :]
         return f"{home}/{place}"
@@ -285,13 +286,13 @@ class _ToolSearch:
 
     def show_variables(self) -> None:
         """Show the installations, libraries and single programs that variables name."""
-        for name in masks.INSTALLATION_VARIABLES:
+        for name in installations.INSTALLATION_VARIABLES:
             for path in self.homes.values(name):
                 self.show_programs(f"{path}/bin", name)
                 real = self._follow(path, name)
                 if real and self.homes.is_installation(real):
                     self._add(real, name)
-        for name in masks.LIBRARY_VARIABLES:
+        for name in installations.LIBRARY_VARIABLES:
             for path in self.homes.values(name):
                 real = self._follow(path, name)
                 above, _, last = real.rpartition("/")
@@ -299,7 +300,7 @@ class _ToolSearch:
                     self._add(above, name)
                 elif last in installations.LIBRARY_DIRECTORIES and not self.homes.is_writable_by_commands(real):
                     self._show_part(real, name)
-        for name in masks.PROGRAM_VARIABLES:
+        for name in installations.PROGRAM_VARIABLES:
             for path in self.homes.values(name):
                 self._show_program(path, name)
 
@@ -307,7 +308,7 @@ class _ToolSearch:
         """Show the parts of a home that known tools have as their own."""
         for place in installations.HARMLESS_SETTINGS:
             self._show_part(self.homes.usual_place(home, place), "settings of programs")
-        for variable, place, parts in masks.TOOL_HOMES:
+        for variable, place, parts in installations.TOOL_HOMES:
             paths, why = self.homes.values(variable), variable
             if not paths and place:
                 paths, why = [self.homes.usual_place(home, place)], f"tools in ~/{place}"
@@ -338,7 +339,7 @@ class _ToolSearch:
 
     def show_environments(self, home: str, roots: Sequence[str]) -> None:
         """Show the virtual environments that tools keep in the home for a root."""
-        for variable, place in masks.ENVIRONMENT_COLLECTIONS:
+        for variable, place in installations.ENVIRONMENT_COLLECTIONS:
             for path in self.homes.values(variable) or [self.homes.usual_place(home, place)]:
                 collection = self._follow(path, variable)
                 names = self._disk.listing(collection) if collection else {}

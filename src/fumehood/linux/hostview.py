@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from binascii import crc32
 
-from fumehood.core.masks import PROC_SECRETS, SYSTEM_SECRETS, UNSEEN, Sight, innermost
+from fumehood.core.masks import PROC_SECRETS, SYSTEM_SECRETS, UNSEEN, Sight
+from fumehood.core.paths import innermost
 from fumehood.linux import cache
 from fumehood.linux.cache import Snapshot
 from fumehood.linux.mounts import HostView, Mask, Operation, from_rows, to_rows

@@ -5,19 +5,8 @@ from __future__ import annotations
 import os
 import stat
 
-from fumehood.core.masks import (
-    FRESH,
-    HOMES,
-    SERVICES,
-    UNSEEN,
-    VAR_TMP,
-    Sight,
-    innermost,
-    is_below,
-    is_in,
-    paths_inside,
-    with_parents,
-)
+from fumehood.core.masks import FRESH, HOMES, SERVICES, UNSEEN, VAR_TMP, Sight
+from fumehood.core.paths import innermost, is_below, is_in, paths_inside, with_parents
 from fumehood.core.request import shell_quote
 from fumehood.linux.cache import Lookup
 from fumehood.linux.libc import read

@@ -12,7 +12,8 @@ import os
 import stat
 
 from fumehood.core.inside import Agent, known_agents
-from fumehood.core.masks import MOVABLE_DIRECTORIES, is_in
+from fumehood.core.installations import MOVABLE_DIRECTORIES
+from fumehood.core.paths import is_in
 from fumehood.core.settings_text import parse_json
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from fumehood.core.changes import ADDED, outermost_roots
-from fumehood.core.masks import SERVICES, is_in
+from fumehood.core.masks import SERVICES
+from fumehood.core.paths import is_in
 from fumehood.core.policy import FULL, Network
 from fumehood.core.report import (
     HIDDEN_PATH,

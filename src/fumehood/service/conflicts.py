@@ -14,7 +14,7 @@ from fumehood.core.judge import (
     object_store_of,
     repository_of,
 )
-from fumehood.core.masks import is_below
+from fumehood.core.paths import is_below
 from fumehood.core.report import printable
 from fumehood.linux.gitindex import INDEX_NAME as INDEX
 from fumehood.linux.gitindex import equivalent_stamp

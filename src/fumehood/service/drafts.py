@@ -12,7 +12,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.judge import git_directories
-from fumehood.core.masks import is_in
+from fumehood.core.paths import is_in
 from fumehood.core.report import Run, printable
 from fumehood.core.request import APPLY, DISCARD, HOLD, Request, draft_session_name
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile

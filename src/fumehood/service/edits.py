@@ -12,7 +12,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.masks import innermost
+from fumehood.core.paths import innermost
 from fumehood.core.report import Run, printable, shell_path
 from fumehood.core.request import DISCARD, HOLD
 from fumehood.core.value import Value

@@ -11,7 +11,8 @@ from typing import Any
 
 from fumehood.core.capabilities import Capabilities, facts_script, format_limits, parse_facts
 from fumehood.core.config import CheckedConfiguration, Complaint, by_line, dotted_name, line_numbers
-from fumehood.core.masks import FRESH, is_below, is_in, make_masks
+from fumehood.core.masks import FRESH, make_masks
+from fumehood.core.paths import is_below, is_in
 from fumehood.core.policy import ALL_PROJECTS, FULL, HIDDEN, NONE, Policy, decide_network
 from fumehood.core.report import TIME, format_amount
 from fumehood.core.request import HOST, Request, build_argv, checked_command, command_text

@@ -12,7 +12,7 @@ import os
 import time
 
 from fumehood.core import changes as c
-from fumehood.core.masks import innermost, is_below
+from fumehood.core.paths import innermost, is_below
 from fumehood.core.patterns import MARKER_FILES, MAX_IGNORE_FILE_SIZE, IgnoreRules, is_skipped, lies_in_skipped
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError

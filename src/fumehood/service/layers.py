@@ -10,7 +10,7 @@ import time
 from binascii import crc32
 
 from fumehood.core.changes import APPLIED, OVERLAY_PREFIXES, SECOND, Change, needs_layer
-from fumehood.core.masks import is_below
+from fumehood.core.paths import is_below
 from fumehood.core.report import Run, printable, shell_path
 from fumehood.errors import BadRequest, FumehoodError, Unfinished, umask_hint
 from fumehood.linux.cache import replace_file

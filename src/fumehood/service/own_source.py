@@ -9,7 +9,7 @@ import os
 import sys
 
 from fumehood.core.concern import OwnSource
-from fumehood.core.masks import is_in
+from fumehood.core.paths import is_in
 from fumehood.linux.cache import resolve_links
 
 TYPE_CHECKING = False

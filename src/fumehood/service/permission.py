@@ -136,7 +136,7 @@ def question_about_access(store: Store, project: Project, widening: AccessReques
     """Return the question for what an agent requests; raises BadRequest if it can't be allowed at all."""
     from fumehood.core import questions
     from fumehood.core.inside import SHOW, WRITE
-    from fumehood.core.masks import is_below, is_in
+    from fumehood.core.paths import is_below, is_in
 
     if widening.what == WRITE:
         real = store.projects.check_new_root(project, widening.target)

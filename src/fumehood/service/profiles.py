@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from _blake2 import blake2b  # without OpenSSL, which `hashlib` loads for 4 ms
 
-from fumehood.core.masks import HOMES, UNSEEN, is_in
+from fumehood.core.masks import HOMES, UNSEEN
+from fumehood.core.paths import is_in
 from fumehood.core.policy import FULL, Policy, Profile, is_profile_for
 from fumehood.core.report import Blocked
 from fumehood.core.request import HOST, Request

@@ -8,7 +8,8 @@ import stat
 from binascii import crc32
 
 from fumehood.core.environment import holds_secret, looks_secret
-from fumehood.core.masks import UNSEEN, is_below, is_in, moved_secrets
+from fumehood.core.masks import UNSEEN, moved_secrets
+from fumehood.core.paths import is_below, is_in
 from fumehood.core.value import Value
 from fumehood.errors import FumehoodError
 from fumehood.linux.cache import plain_file, replace_file

@@ -10,7 +10,7 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import ABSENT, DIRECTORY, FILE, SYMLINK, swaps_no_directory
-from fumehood.core.masks import innermost
+from fumehood.core.paths import innermost
 from fumehood.core.report import Run, first_names, printable, shell_path
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, UndoRefused, end_reason

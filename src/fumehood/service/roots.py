@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from fumehood.core.masks import is_in
+from fumehood.core.paths import is_in
 from fumehood.core.questions import root_question
 from fumehood.core.request import Request
 from fumehood.errors import BadRequest

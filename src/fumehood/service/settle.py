@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.masks import is_in
+from fumehood.core.paths import is_in
 from fumehood.core.report import Run, printable, run_label, show_command
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError, TooDeep, Unfinished
 from fumehood.linux.libc import InterruptsHeld

@@ -72,7 +72,7 @@ class Store:
 
     def safe_path(self) -> str:
         """Return PATH without directories in which commands can write, for programs that we start outside the hood."""
-        from fumehood.core.masks import is_in
+        from fumehood.core.paths import is_in
 
         extra = (os.fsdecode(path) for (path,) in self.database.rows("SELECT DISTINCT path FROM roots"))
         written = (*self.writable_directories(), *extra)

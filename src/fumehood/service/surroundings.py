@@ -8,7 +8,9 @@ import stat
 import sys
 
 from fumehood.core.environment import inherited_environment, resolvers
-from fumehood.core.masks import Masks, Sight, innermost, is_below, is_in, make_masks, paths_inside, variables_for_tools
+from fumehood.core.installations import variables_for_tools
+from fumehood.core.masks import Masks, Sight, make_masks
+from fumehood.core.paths import innermost, is_below, is_in, paths_inside
 from fumehood.core.policy import HIDDEN, PRETEND, Policy
 from fumehood.core.report import Blocked
 from fumehood.core.request import ALPINE, HOST, SHELL

@@ -34,7 +34,7 @@ from fumehood.core.danger import (
     wants_facts,
 )
 from fumehood.core.judge import HeldChanges, judge, keep_replacements_whole
-from fumehood.core.masks import is_in
+from fumehood.core.paths import is_in
 from fumehood.core.report import Run, printable, shell_path
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
 from fumehood.linux.capture import user_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from fumehood.core.masks import is_in
+from fumehood.core.paths import is_in
 from fumehood.core.report import shell_path
 from fumehood.core.value import Value, word_set
 from fumehood.errors import BadRequest

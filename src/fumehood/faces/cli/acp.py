@@ -32,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from fumehood.core.masks import is_in
+from fumehood.core.paths import is_in
 from fumehood.core.questions import INTRODUCTION, TITLES
 from fumehood.core.request import checked_name
 from fumehood.errors import BadRequest, as_fumehood_error

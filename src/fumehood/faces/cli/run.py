@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fumehood.core.masks import is_in
+from fumehood.core.paths import is_in
 from fumehood.core.policy import FULL, NONE
 from fumehood.core.report import Run, mark_line, printable, refusal_text
 from fumehood.core.request import DISCARD, HOLD, Request, command_text, shell_quote

@@ -16,7 +16,8 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from fumehood.core.changes import DIRECTORY, FILE, SYMLINK
-from fumehood.core.masks import HOME_SECRETS, is_below, is_in, make_masks
+from fumehood.core.masks import HOME_SECRETS, make_masks
+from fumehood.core.paths import is_below, is_in
 from fumehood.core.patterns import MARKER_FILES, is_skipped
 from fumehood.core.policy import Policy
 from fumehood.core.report import printable
