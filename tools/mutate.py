@@ -56,7 +56,7 @@ TESTS = {
         "service/test_one_repository.py", "service/test_git_day.py", "service/test_git_index.py",
         "service/test_roots.py",
     ),
-    "core/settings_text": ("core/test_settings_text.py", "faces/test_connect.py"),
+    "core/json_text": ("core/test_json_text.py", "faces/test_connect.py"),
     "linux/staging": ("service/test_no_swap.py", "linux/test_steps.py"),
 }  # fmt: skip
 NOT_COPIED = (".git", "__pycache__", ".hypothesis", ".*_cache", ".venv", "build", "dist", "node_modules")

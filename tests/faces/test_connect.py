@@ -14,7 +14,7 @@ import pytest
 import fumehood
 from at_terminal import Terminal
 from conftest import command_line, need
-from fumehood.core import settings_text
+from fumehood.core import json_text
 from fumehood.faces.cli.hook_clients import CLIENTS
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
@@ -186,8 +186,8 @@ def test_what_a_person_changed_after_the_setup_stays_when_it_is_removed(cli: Cli
     cli("setup", "claude", "--yes")
     path.write_text(path.read_text().replace('"opus"', '"sonnet"'))
     done = cli("setup", "claude", "--yes", "--remove")
-    before = settings_text.parse_json(CLAUDE).as_python()
-    assert settings_text.parse_json(path.read_text()).as_python() == before | {"model": "sonnet"}
+    before = json_text.parse_json(CLAUDE).as_python()
+    assert json_text.parse_json(path.read_text()).as_python() == before | {"model": "sonnet"}
     assert [each.read_text() for each in path.parent.glob("*.before-fumehood-*")] == [CLAUDE], done.stdout
 
 

@@ -21,12 +21,12 @@ from hypothesis import strategies as st
 
 from conftest import FRESH, fresh_directory, need, remove_tree, scratch
 from fumehood.core import changes as c
-from fumehood.core.edits import hunks, quote_path
 from fumehood.core.gitconfig import changed_keys, key_concern, may_name_program, parse
 from fumehood.core.judge import judge
 from fumehood.core.patterns import IgnoreRules
 from fumehood.core.report import Run, printable
 from fumehood.core.request import APPLY
+from fumehood.core.text_diff import hunks, quote_path
 from fumehood.core.what_runs import named_paths
 from fumehood.errors import FumehoodError
 from fumehood.faces.cli.screen import Filter

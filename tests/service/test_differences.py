@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from conftest import need
 from fumehood import BadRequest, Run, Sandbox
-from fumehood.core.edits import hunks, merge_texts, quote_path, text_with_hunks
+from fumehood.core.text_diff import hunks, merge_texts, quote_path, text_with_hunks
 from fumehood.service import differences as module
 from fumehood.service.differences import Difference, differences, each_difference
 from fumehood.service.store import Store

@@ -14,7 +14,7 @@ import pytest
 
 from faulty import BEFORE, CHANGE
 from fumehood import ApplyFailed, BadRequest, ChangedMeanwhile, DraftConflict, Policy, Run, Sandbox
-from fumehood.core.edits import merge_texts
+from fumehood.core.text_diff import merge_texts
 from fumehood.linux.layer import LayerStack, MergedDirectory
 from fumehood.linux.libc import Closing
 from fumehood.service import draft_merge, drafting

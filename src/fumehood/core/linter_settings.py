@@ -402,7 +402,7 @@ def _new_package_setting(old: str, new: str) -> str | None:
     """
     import json
 
-    from fumehood.core.settings_text import read_package
+    from fumehood.core.json_text import read_package
 
     try:
         after = read_package(new)

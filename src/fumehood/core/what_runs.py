@@ -329,7 +329,7 @@ def tasks_at_opening(text: str, mark: str) -> str:
 
     Return the whole text if a task may start others, or if the tasks can't be told apart.
     """
-    from fumehood.core.settings_text import parse_json
+    from fumehood.core.json_text import parse_json
 
     try:
         node = parse_json(text)

@@ -1,9 +1,9 @@
 """Find the parts of a home that programs need: tools with their installations, and nothing else.
 
 A directory on `PATH` is shown with the installation it belongs to. From there, links, the first lines of scripts and
-`pyvenv.cfg` lead to more. `core/installations.py` lists places that are not found in this way, variables that name some,
-and how an installation looks. Files that a command may have written are not followed, except to the Python that a
-virtual environment is based on.
+`pyvenv.cfg` lead to more. `core/installations.py` lists places that are not found in this way, variables that name
+some, and how an installation looks. Files that a command may have written are not followed, except to the Python that
+a virtual environment is based on.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import stat
 
 from fumehood.core.inside import Agent, known_agents
 from fumehood.core.installations import MOVABLE_DIRECTORIES
+from fumehood.core.json_text import parse_json
 from fumehood.core.paths import is_in
-from fumehood.core.settings_text import parse_json
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.linux.libc import Closing

@@ -7,11 +7,11 @@ import time
 
 from fumehood.core import changes as c
 from fumehood.core.changes import swaps_no_directory
-from fumehood.core.edits import text_with_hunks
 from fumehood.core.judge import CHANGED_SINCE, HeldChanges, is_mounted_on, keep_replacements_whole, without_conflicts
 from fumehood.core.paths import is_in
 from fumehood.core.questions import digest_of, held_digest
 from fumehood.core.report import Run, printable, shell_path
+from fumehood.core.text_diff import text_with_hunks
 from fumehood.errors import ApplyFailed, BadRequest, ChangedMeanwhile
 from fumehood.linux.copying import copy_with_content
 from fumehood.linux.gitindex import equivalent_stamp

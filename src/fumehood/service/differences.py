@@ -9,11 +9,11 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.edits import equal_lines, hunks, quote_path
 from fumehood.core.judge import object_store_of
 from fumehood.core.masks import make_masks
 from fumehood.core.paths import is_in, paths_inside
 from fumehood.core.report import Run
+from fumehood.core.text_diff import equal_lines, hunks, quote_path
 from fumehood.core.value import Value
 from fumehood.linux.cache import plain_file
 from fumehood.linux.libc import Closing

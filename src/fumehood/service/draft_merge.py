@@ -6,11 +6,11 @@ import marshal
 import os
 
 from fumehood.core import changes as c
-from fumehood.core.edits import CONFLICT_MARKS, merge_texts
 from fumehood.core.judge import git_directories
 from fumehood.core.paths import is_below
 from fumehood.core.patterns import lies_in_cache
 from fumehood.core.report import Run, first_names, how_many, printable
+from fumehood.core.text_diff import CONFLICT_MARKS, merge_texts
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.linux.cache import plain_file

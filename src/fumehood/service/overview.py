@@ -10,11 +10,11 @@ from itertools import islice
 
 from fumehood.core import questions
 from fumehood.core.changes import HELD, Change
-from fumehood.core.edits import CONFLICT_MARKS
 from fumehood.core.inside import SHOW
 from fumehood.core.paths import is_in
 from fumehood.core.policy import EVERY_HOST, FULL, NONE, Policy, decide_network
 from fumehood.core.report import Run
+from fumehood.core.text_diff import CONFLICT_MARKS
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, ChangedMeanwhile
 from fumehood.linux.libc import Closing, read

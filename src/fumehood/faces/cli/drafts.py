@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from fumehood.core.edits import CONFLICT_MARKS
 from fumehood.core.report import Run, how_many, pick_fields, printable
+from fumehood.core.text_diff import CONFLICT_MARKS
 from fumehood.core.wording import fit_columns
 from fumehood.errors import BadRequest, DraftConflict
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, subcommands

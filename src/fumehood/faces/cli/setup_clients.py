@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fumehood.core import settings_text
+from fumehood.core import json_text
 from fumehood.core.request import shell_quote
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
@@ -93,7 +93,7 @@ def parse_settings(path: str, text: str) -> Any:
 
 
 def _parse_json(text: str) -> Any:
-    return settings_text.parse_json(text).as_python() if text.strip() else {}
+    return json_text.parse_json(text).as_python() if text.strip() else {}
 
 
 def value_at(value: Any, keys: Sequence[str]) -> Any:
@@ -155,7 +155,7 @@ def _json_hooks(
     def remove(text: str) -> str:
         before = text
         while places := _hook_places(_parse_json(text)):
-            text = settings_text.without_entry(text, places[0][0])
+            text = json_text.without_entry(text, places[0][0])
         if text == before:
             return text  # without our hooks, empty lists are the person's own
         text = _without_empty(text, *(["hooks", event] for event in matchers), ["hooks"])
@@ -166,9 +166,9 @@ def _json_hooks(
         line = _hook_line(command, client, places[0][1] if places else "")
         text = remove(text) or "{}\n"
         if version and "version" not in _parse_json(text):
-            text = settings_text.with_member(text, ["version"], version)
+            text = json_text.with_member(text, ["version"], version)
         for event, tools in matchers.items():
-            text = settings_text.with_item(text, ["hooks", event], entry(tools, line))
+            text = json_text.with_item(text, ["hooks", event], entry(tools, line))
         return text
 
     return SettingsEdit(add=add, remove=remove)
@@ -178,7 +178,7 @@ def _without_empty(text: str, *places: list[str]) -> str:
     """Remove the lists and objects at these places, in this order, if they are empty."""
     for keys in places:
         if value_at(_parse_json(text), keys) in ([], {}):
-            text = settings_text.without_entry(text, [*keys])
+            text = json_text.without_entry(text, [*keys])
     return text
 
 
@@ -188,9 +188,9 @@ def _json_member(keys: list[str], value: Any) -> SettingsEdit:
     def remove(text: str) -> str:
         if not text.strip() or (not isinstance(value, dict) and value_at(_parse_json(text), keys) != value):
             return text  # another value is the person's own
-        return _without_empty(settings_text.without_entry(text, [*keys]), *([keys[:-1]] if len(keys) > 1 else []))
+        return _without_empty(json_text.without_entry(text, [*keys]), *([keys[:-1]] if len(keys) > 1 else []))
 
-    return SettingsEdit(add=lambda text: settings_text.with_member(text or "{}\n", keys, value), remove=remove)
+    return SettingsEdit(add=lambda text: json_text.with_member(text or "{}\n", keys, value), remove=remove)
 
 
 def _json_items(keys: list[str], values: tuple[str, ...]) -> SettingsEdit:
@@ -202,14 +202,14 @@ def _json_items(keys: list[str], values: tuple[str, ...]) -> SettingsEdit:
 
     def add(text: str) -> str:
         for value in values:
-            text = text if value in listed(text) else settings_text.with_item(text or "{}\n", keys, value)
+            text = text if value in listed(text) else json_text.with_item(text or "{}\n", keys, value)
         return text
 
     def remove(text: str) -> str:
         before = text
         for value in values:
             while value in listed(text):
-                text = settings_text.without_entry(text, [*keys, listed(text).index(value)])
+                text = json_text.without_entry(text, [*keys, listed(text).index(value)])
         return text if text == before else _without_empty(text, *(keys[:depth] for depth in range(len(keys), 0, -1)))
 
     return SettingsEdit(add=add, remove=remove)

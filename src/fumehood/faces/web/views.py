@@ -16,9 +16,9 @@ from starlette.requests import Request
 
 from fumehood.core import changes as c
 from fumehood.core import wording
-from fumehood.core.edits import hunks, merge_texts
 from fumehood.core.questions import held_item
 from fumehood.core.report import Run, printable
+from fumehood.core.text_diff import hunks, merge_texts
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.web.text import FILTERS, hex_lines, link, parse_difference, readable_text, render_source
