@@ -28,7 +28,7 @@ from fumehood.core.wording import quote
 from fumehood.errors import ChangedMeanwhile
 from fumehood.faces.terminal import app as views
 from fumehood.faces.terminal.app import Views
-from fumehood.faces.terminal.changes import Branch, ChangesTree, ChangesView
+from fumehood.faces.terminal.run_views import Branch, ChangesTree, ChangesView
 from fumehood.faces.terminal.widgets import AskFirst, HunkList, TextView, output_lines
 from fumehood.linux.confine import can_scope
 from fumehood.service import overview

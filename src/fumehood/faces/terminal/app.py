@@ -26,7 +26,7 @@ from fumehood.core.report import Run, format_size, printable
 from fumehood.core.wording import fit_columns, format_elapsed, quote
 from fumehood.errors import FumehoodError, as_fumehood_error
 from fumehood.faces.cli.screen import KEYS
-from fumehood.faces.terminal.changes import ChangesView, HistoryView, RunScreen
+from fumehood.faces.terminal.run_views import ChangesView, HistoryView, RunScreen
 from fumehood.faces.terminal.widgets import ActingView, TextView, both_outputs, safe_text
 from fumehood.service import overview
 from fumehood.service.ask import Desk, OpenQuestion
