@@ -99,6 +99,27 @@ def test_on_a_file_system_with_coarse_times_nothing_is_trusted(
     assert len(listed) == 166
 
 
+def test_directories_with_finds_come_first_but_leave_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command can neither hide them among thousands of directories, nor others behind thousands of them."""
+    monkeypatch.setattr(project_tree, "_MOST_DIRECTORIES", 40)
+    monkeypatch.setattr(project_tree, "_MOST_FIRST", 5)
+    memory, top = tmp_path / "memory", tmp_path / "top"
+    finds = [top / f"a/b/{number}/.envrc" for number in range(30)]
+    for path in finds:
+        path.parent.mkdir(parents=True)
+        path.touch()
+    assert len(search(top, memory)["files"]) == 30
+    others = [top / f"{number}/.envrc" for number in range(36)]
+    for path in others:
+        path.parent.mkdir()
+        path.touch()
+    seen = [path for path, _ in search(top, memory)["files"]]
+    assert len(set(seen) & set(map(str, others))) >= 30
+    assert len(set(seen) & set(map(str, finds))) == 5
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_with_memory_the_same_is_found_as_without(tmp_path: Path, seed: int) -> None:
     """Change a tree at random; whatever was remembered before, nothing is missed and nothing is there that is gone."""

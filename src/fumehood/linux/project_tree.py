@@ -6,6 +6,7 @@ Each directory is listed once, and again only when it has changed: between two r
 from __future__ import annotations
 
 import os
+from itertools import islice
 
 from fumehood.core import concern
 from fumehood.core.concern import HELD_STEMS, HELD_SUFFIXES, meaning_of, settings_name
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     Listing = tuple[int, int, list[str], Finds]  # when the directory changed, its inode, the directories in it
 
 _MOST_DIRECTORIES = 10_000  # of one project, the highest first: 14 µs each, 3 µs if it is remembered
+_MOST_FIRST = 1_000  # directories where something was found come first; more would leave none for the others
 _WORTH_SAVING = 100  # directories that were listed anew
 _LONGEST_PATH = 4096 - 256  # bytes of a directory's path: beyond that, no program can open an entry by its path
 _COARSE_NS = 10_000_000  # some file systems count in whole seconds, or in hundredths: such a time proves nothing
@@ -50,7 +52,7 @@ class ProjectTree:
         self._is_passed_by = is_passed_by
         question = (top, _rules_version()) if memory else None
         remembered: dict[str, Listing] = (memory and load(memory, question)) or {}
-        queue = ["", *_with_finds(remembered)]
+        queue = ["", *islice(_with_finds(remembered), _MOST_FIRST)]
         listings: dict[str, Listing] = {}
         looked_at = set[str]()
         listed_anew = 0
