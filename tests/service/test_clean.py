@@ -463,6 +463,18 @@ def test_what_is_just_being_written_to_the_cache_is_in_no_cleanings_way(
     assert os.listdir(tmp_path) == ["hostview-1"]
 
 
+def test_what_is_remembered_of_a_projects_directories_goes_when_it_is_old(project: Path, store: Store) -> None:
+    for number in range(120):
+        (project / f"directory{number}").mkdir()
+    with Sandbox(project) as sandbox:
+        assert sandbox.run("echo x > a").state == "applied"
+    memory = Path(store.places.cache) / f"ways-in-{project.stat().st_ino}"
+    cleaned(store, 29)
+    assert memory.exists()
+    cleaned(store, 31)
+    assert not memory.exists()
+
+
 def test_notes_of_a_fleets_jobs_go_when_they_are_old_and_no_result_can_come(store: Store) -> None:
     notes = Path(store.places.state) / "fleet"
     notes.mkdir()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Finds = tuple[list[str], list[str], bool] | tuple[()]
     Listing = tuple[int, int, list[str], Finds]  # when the directory changed, its inode, the directories in it
 
+MEMORY_PREFIX = "ways-in-"  # of the names of files that remember directories
 _MOST_DIRECTORIES = 10_000  # of one project, the highest first: 14 µs each, 3 µs if it is remembered
 _MOST_FIRST = 1_000  # directories where something was found come first; more would leave none for the others
 _WORTH_SAVING = 100  # directories that were listed anew

@@ -15,7 +15,7 @@ from fumehood.core.policy import Clean
 from fumehood.core.report import first_names, format_size, how_many
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.linux import confine, hostview
+from fumehood.linux import confine, hostview, project_tree
 from fumehood.linux.cache import remove_older
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import entries, open_top, stat_entry
@@ -121,7 +121,8 @@ def clean(
         )
         if not dry:
             if project is None:
-                remove_older(store.places.cache, (confine.CACHE_PREFIX, hostview.CACHE_PREFIX), cutoff)
+                prefixes = (confine.CACHE_PREFIX, hostview.CACHE_PREFIX, project_tree.MEMORY_PREFIX)
+                remove_older(store.places.cache, prefixes, cutoff)
                 # Notes of jobs are written when the jobs are sent, and when they have ended.
                 fleet_cutoff = recorded.cutoff_time(max(days, _MIN_FLEET_DAYS), moment)
                 remove_older(f"{store.places.state}/fleet", ("",), fleet_cutoff)

@@ -42,7 +42,7 @@ from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, mounts_below, other_devices_below
 from fumehood.linux.nofollow import DirectoryCache, is_whiteout, open_top, split, stat_entry
-from fumehood.linux.project_tree import ProjectTree
+from fumehood.linux.project_tree import MEMORY_PREFIX, ProjectTree
 from fumehood.linux.ways_in import (
     SYSTEM_PROGRAMS,
     Ways,
@@ -54,7 +54,7 @@ from fumehood.linux.ways_in import (
     text_of,
 )
 from fumehood.service.own_source import own_source
-from fumehood.store.places import home, state_directory
+from fumehood.store.places import cache_directory, home, state_directory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -221,7 +221,7 @@ def _protected_paths(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Pro
     touched |= {roots[change.root].rstrip("/") for change in changes}
     tops = [top for number, path in _changed_repositories(changes) if (top := f"{roots[number]}/{path}".rstrip("/"))]
     for root in roots:
-        memory = f"{state_directory()}/ways-in-{os.stat(root).st_ino}"
+        memory = f"{cache_directory()}/{MEMORY_PREFIX}{os.stat(root).st_ino}"
         tree = ProjectTree(root, why_path_is_held, PACKAGE_DIRECTORIES.__contains__, memory)
         protect_what_tools_reach(ways, tree, root, homes[0])
         tops += tree.repositories

@@ -144,7 +144,7 @@ def places(environment: Mapping[str, str] | None = None) -> Places:
     found_places = Places(
         state=_our_directory(variables, "XDG_STATE_HOME", ".local/state"),
         data=_our_directory(variables, "XDG_DATA_HOME", ".local/share"),
-        cache=_our_directory(variables, "XDG_CACHE_HOME", ".cache"),
+        cache=cache_directory(variables),
         config=_our_directory(variables, "XDG_CONFIG_HOME", ".config"),
     )
     state = found_places.state
@@ -157,6 +157,11 @@ def places(environment: Mapping[str, str] | None = None) -> Places:
 def state_directory() -> str:
     """Return the path of the state directory, which may not exist yet."""
     return _our_directory(os.environ, "XDG_STATE_HOME", ".local/state")
+
+
+def cache_directory(variables: Mapping[str, str] = os.environ) -> str:
+    """Return the path of the cache directory, which may not exist yet."""
+    return _our_directory(variables, "XDG_CACHE_HOME", ".cache")
 
 
 def _our_directory(variables: Mapping[str, str], variable: str, default: str) -> str:
