@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fumehood.core import concern, danger
+from fumehood.core import danger, sensitive_names
 from fumehood.core.changes import (
     ADDED,
     DELETED,
@@ -27,8 +27,8 @@ from fumehood.core.changes import (
     Change,
     Stamp,
 )
-from fumehood.core.concern import ProtectedPaths
 from fumehood.core.danger import ChangeFacts, Rules, find_concern, gather_root_facts, possible_repositories, wants_facts
+from fumehood.core.danger_facts import ProtectedPaths
 from fumehood.linux import project_tree
 from judging import BASE, NO_RULES, ROOT, added, file, is_flagged, is_held, modified, stamp
 
@@ -334,7 +334,7 @@ def test_only_what_facts_were_asked_for_depends_on_them(path: str, content: str)
 
 
 def test_judging_loads_nothing_slow() -> None:
-    modules = "danger gitdir gitconfig linter_settings concern"
+    modules = "danger gitdir gitconfig linter_settings sensitive_names"
     code = f"import sys\nfor name in '{modules}'.split(): __import__('fumehood.core.' + name)\nprint(*sys.modules)"
     source = Path(danger.__file__).parents[2]
     told = subprocess.run(
@@ -389,11 +389,12 @@ def test_work_trees_in_work_trees_are_judged_however_many_they_are():
 
 
 def test_the_cheap_look_at_a_name_passes_every_name_that_is_held():
-    stems = [name.partition(".")[0] for name in concern._HOOK_MANAGERS] + ["hk"]
+    stems = [name.partition(".")[0] for name in sensitive_names._HOOK_MANAGERS] + ["hk"]
     endings = ("", "rc", ".yml", ".toml", ".pkl", ".js", ".config", ".config.js", ".config.local.yml", ".dist.json5")
     parts = itertools.product(("", "local-"), stems, ("", "-local"), endings)
-    hook_managers = [name for name in map("".join, parts) if concern.is_hook_manager(name, ".config")]
+    hook_managers = [name for name in map("".join, parts) if sensitive_names.is_hook_manager(name, ".config")]
     assert len(hook_managers) > 100
-    names = [*hook_managers, *concern.HELD_NAMES, *(f"any.{suffix}" for suffix in concern.HELD_SUFFIXES)]
+    with_suffix = [f"any.{suffix}" for suffix in sensitive_names.HELD_SUFFIXES]
+    names = [*hook_managers, *sensitive_names.HELD_NAMES, *with_suffix]
     assert [name for name in names if not project_tree._may_be_acted_on(name.swapcase())] == []
     assert not project_tree._may_be_acted_on("main.py")

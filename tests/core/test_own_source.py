@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, SYMLINK, Change
-from fumehood.core.concern import OwnSource
 from fumehood.core.danger import ChangeFacts, RootFacts, find_concern, wants_facts
+from fumehood.core.danger_facts import OwnSource
 from judging import NO_RULES, added, is_held, modified, stamp
 
 OWN = OwnSource(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fumehood.core.concern import PACKAGE_DIRECTORIES, why_path_is_held
+from fumehood.core.sensitive_names import PACKAGE_DIRECTORIES, why_path_is_held
 from fumehood.linux import project_tree
 from fumehood.linux.cache import TICK_NS
 from fumehood.linux.nofollow import DirectoryCache
@@ -81,7 +81,7 @@ def test_after_an_upgrade_nothing_is_remembered(
     search(project, memory)
     listed.clear()
     version = project_tree._rules_version()
-    assert {name for name, *_ in version} >= {"concern.py", "project_tree"}
+    assert {name for name, *_ in version} >= {"sensitive_names.py", "project_tree"}
     monkeypatch.setattr(project_tree, "_rules_version", lambda: [*version, ("new.py", 1, 1)])
     search(project, memory)
     assert len(listed) == 166

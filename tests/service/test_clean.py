@@ -468,7 +468,7 @@ def test_what_is_remembered_of_a_projects_directories_goes_when_it_is_old(projec
         (project / f"directory{number}").mkdir()
     with Sandbox(project) as sandbox:
         assert sandbox.run("echo x > a").state == "applied"
-    memory = Path(store.places.cache) / f"ways-in-{project.stat().st_ino}"
+    memory = Path(store.places.cache) / f"tree-{project.stat().st_ino}"
     cleaned(store, 29)
     assert memory.exists()
     cleaned(store, 31)

@@ -10,15 +10,11 @@ from __future__ import annotations
 import sys
 
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, MODE, MODIFIED, OPENING, SYMLINK, Change
-from fumehood.core.concern import (
-    GIT_DATA_DIRECTORIES,
-    HELD_END_NAMES,
-    REPOSITORY_SETTINGS,
+from fumehood.core.danger_facts import (
     UNREAD,
     WORLD_WRITABLE,
     ChangeFacts,
     Concern,
-    DirectoryMeaning,
     OwnSource,
     ProtectedPaths,
     Reason,
@@ -27,20 +23,26 @@ from fumehood.core.concern import (
     directory_of,
     flag,
     hold,
-    is_dot_git,
     is_writable_by_others,
     link_destination,
     locate_in_roots,
-    meaning_of,
     real_name_of,
     roots_of,
+)
+from fumehood.core.linter_settings import code_loading_concern, is_written_by_cloning, may_name_code
+from fumehood.core.policy import Rules
+from fumehood.core.sensitive_names import (
+    GIT_DATA_DIRECTORIES,
+    HELD_END_NAMES,
+    REPOSITORY_SETTINGS,
+    DirectoryMeaning,
+    is_dot_git,
+    meaning_of,
     settings_name,
     split_path,
     why_flagged,
     why_held,
 )
-from fumehood.core.linter_settings import code_loading_concern, is_written_by_cloning, may_name_code
-from fumehood.core.policy import Rules
 from fumehood.core.value import word_set
 from fumehood.core.wording import brief
 

@@ -6,7 +6,7 @@ here. It accepts any bytes; includes are not followed.
 
 from __future__ import annotations
 
-from fumehood.core.concern import Concern, flag, hold
+from fumehood.core.danger_facts import Concern, flag, hold
 from fumehood.core.value import word_set
 from fumehood.core.wording import brief
 

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from fumehood.core.changes import ADDED, DELETED, DIRECTORY, FILE, SYMLINK, Change
-from fumehood.core.concern import (
-    GIT_DATA_DIRECTORIES,
+from fumehood.core.danger_facts import (
     became_executable,
     directory_of,
     flag,
     hold,
-    is_dot_git,
     link_destination,
     locate_in_roots,
     roots_of,
 )
+from fumehood.core.sensitive_names import GIT_DATA_DIRECTORIES, is_dot_git
 from fumehood.core.value import word_set
 from fumehood.core.wording import brief
 
@@ -21,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from fumehood.core.concern import ChangeFacts, Concern, RootFacts
+    from fumehood.core.danger_facts import ChangeFacts, Concern, RootFacts
     from fumehood.core.gitconfig import Values
 
 HOOKS = word_set(

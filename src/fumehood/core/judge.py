@@ -9,7 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-    from fumehood.core.concern import Concern
+    from fumehood.core.danger_facts import Concern
 
 SUBVOLUME = "nothing can be moved into the subvolume "
 MOUNTED_AT = "another file system is mounted at "  # once that mount is gone, the change can be applied

@@ -9,7 +9,8 @@ no parser can be trusted with a text, every new line counts that could spell suc
 from __future__ import annotations
 
 from fumehood.core.changes import ADDED, FILE, Change
-from fumehood.core.concern import SCRIPT_ENDINGS, hold
+from fumehood.core.danger_facts import hold
+from fumehood.core.sensitive_names import SCRIPT_ENDINGS
 from fumehood.core.value import word_set
 from fumehood.core.wording import brief
 
@@ -17,7 +18,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from fumehood.core.concern import ChangeFacts, Concern, DirectoryMeaning
+    from fumehood.core.danger_facts import ChangeFacts, Concern
+    from fumehood.core.sensitive_names import DirectoryMeaning
     from fumehood.core.settings_text import KeyCheck, KeyPath
 
 # Keys, and names of sections, whose values name code; in lower case. A key that is not a plain word (`_is_word_key`)

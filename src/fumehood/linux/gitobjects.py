@@ -6,9 +6,9 @@ import os
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.concern import is_dot_git
 from fumehood.core.judge import git_directories, is_git_note, is_object_list, object_store_of, repository_of
 from fumehood.core.paths import is_below, is_in
+from fumehood.core.sensitive_names import is_dot_git
 from fumehood.linux.cache import plain_file
 from fumehood.linux.copying import copy_with_content
 from fumehood.linux.gitindex import INDEX_NAME as INDEX

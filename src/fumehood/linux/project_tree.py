@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from itertools import islice
 
-from fumehood.core import concern
-from fumehood.core.concern import HELD_STEMS, HELD_SUFFIXES, meaning_of, settings_name
+from fumehood.core import sensitive_names
+from fumehood.core.sensitive_names import HELD_STEMS, HELD_SUFFIXES, meaning_of, settings_name
 from fumehood.linux.cache import NEVER, change_state, load, save, settled
 from fumehood.linux.libc import Closing
 from fumehood.linux.nofollow import DirectoryCache, open_top
@@ -18,13 +18,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from fumehood.core.concern import Reason
+    from fumehood.core.danger_facts import Reason
 
     # Names of links and files that tools act on, and whether the directory is a repository; empty if there is nothing.
     Finds = tuple[list[str], list[str], bool] | tuple[()]
     Listing = tuple[int, int, list[str], Finds]  # when the directory changed, its inode, the directories in it
 
-MEMORY_PREFIX = "ways-in-"  # of the names of files that remember directories
+MEMORY_PREFIX = "tree-"  # of the names of files that remember directories
 _MOST_DIRECTORIES = 10_000  # of one project, the highest first: 14 µs each, 3 µs if it is remembered
 _MOST_FIRST = 1_000  # directories where something was found come first; more would leave none for the others
 _WORTH_SAVING = 100  # directories that were listed anew
@@ -132,7 +132,7 @@ def _with_finds(listings: Mapping[str, Listing]) -> dict[str, Finds]:
 
 def _rules_version() -> list[tuple[str, int, int]]:
     """Identify the code that decides which names matter: after an upgrade, nothing is remembered."""
-    with os.scandir(os.path.dirname(concern.__file__)) as sources:
+    with os.scandir(os.path.dirname(sensitive_names.__file__)) as sources:
         statuses = [(each.name, each.stat()) for each in sources if each.name.endswith(".py")]
     statuses.append(("project_tree", os.stat(__file__)))
     return sorted((name, status.st_mtime_ns, status.st_size) for name, status in statuses)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fumehood.core.concern import OwnSource
+from fumehood.core.danger_facts import OwnSource
 from fumehood.core.paths import is_in
 from fumehood.linux.cache import resolve_links
 

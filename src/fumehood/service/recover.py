@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
-    from fumehood.core.concern import Concern
+    from fumehood.core.danger_facts import Concern
     from fumehood.linux.namespaces import Layer
     from fumehood.store.database import Database
 

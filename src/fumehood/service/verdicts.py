@@ -10,20 +10,6 @@ import pwd
 import stat
 
 from fumehood.core import changes as c
-from fumehood.core.concern import (
-    PACKAGE_DIRECTORIES,
-    ChangeFacts,
-    Concern,
-    ProtectedPaths,
-    RootFacts,
-    directory_of,
-    follow_links,
-    is_dot_git,
-    link_destination,
-    locate_in_roots,
-    real_name_of,
-    why_path_is_held,
-)
 from fumehood.core.danger import (
     SETTINGS,
     find_concern,
@@ -33,19 +19,31 @@ from fumehood.core.danger import (
     possible_repositories,
     wants_facts,
 )
+from fumehood.core.danger_facts import (
+    ChangeFacts,
+    Concern,
+    ProtectedPaths,
+    RootFacts,
+    directory_of,
+    follow_links,
+    link_destination,
+    locate_in_roots,
+    real_name_of,
+)
 from fumehood.core.judge import HeldChanges, judge, keep_replacements_whole
 from fumehood.core.paths import is_in
 from fumehood.core.report import Run, printable, shell_path
 from fumehood.core.request import APPLY, DISCARD, HOLD, WHOLE
+from fumehood.core.sensitive_names import PACKAGE_DIRECTORIES, is_dot_git, why_path_is_held
 from fumehood.linux.capture import user_name
 from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, mounts_below, other_devices_below
 from fumehood.linux.nofollow import DirectoryCache, is_whiteout, open_top, split, stat_entry
 from fumehood.linux.project_tree import MEMORY_PREFIX, ProjectTree
-from fumehood.linux.ways_in import (
+from fumehood.linux.protected_paths import (
     SYSTEM_PROGRAMS,
-    Ways,
+    ProtectedTargets,
     protect_home,
     protect_search_path,
     protect_what_git_runs,
@@ -214,7 +212,7 @@ def _other_names_above(roots: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
 
 def _protected_paths(changes: Sequence[c.Change], roots: tuple[str, ...]) -> ProtectedPaths:
     """Return the paths that the host acts on because a file or variable of the person leads there."""
-    ways = Ways(roots)
+    protected = ProtectedTargets(roots)
     homes, search_path = _homes(roots), [os.environ.get("PATH", "")]
     # Every directory in or below which something was changed.
     touched = {f"{roots[number]}/{path}".rstrip("/") for number, path in c.all_directories_above(changes)}
@@ -223,19 +221,19 @@ def _protected_paths(changes: Sequence[c.Change], roots: tuple[str, ...]) -> Pro
     for root in roots:
         memory = f"{cache_directory()}/{MEMORY_PREFIX}{os.stat(root).st_ino}"
         tree = ProjectTree(root, why_path_is_held, PACKAGE_DIRECTORIES.__contains__, memory)
-        protect_what_tools_reach(ways, tree, root, homes[0])
+        protect_what_tools_reach(protected, tree, root, homes[0])
         tops += tree.repositories
         search_path[:0] = searched_first(tree, root)
     for number, home_directory in enumerate(homes):
-        protect_home(ways, home_directory, f"{state_directory()}/home-links-{number}")
+        protect_home(protected, home_directory, f"{state_directory()}/home-links-{number}")
     added = {
         f"{roots[change.root]}/{change.path}"
         for change in changes
         if change.change == c.ADDED and change.kind in (c.FILE, c.SYMLINK)
     }
-    protect_search_path(ways, added, ":".join(search_path))
-    protect_what_git_runs(ways, tops, touched.__contains__, homes, os.environ)
-    return ways
+    protect_search_path(protected, added, ":".join(search_path))
+    protect_what_git_runs(protected, tops, touched.__contains__, homes, os.environ)
+    return protected
 
 
 def _homes(roots: Sequence[str]) -> tuple[str, ...]:

@@ -12,14 +12,10 @@ import heapq
 import os
 import stat
 
-from fumehood.core.concern import (
-    HELD_NAMES,
-    PACKAGE_DIRECTORIES,
-    ProtectedPaths,
-    locate_in_roots,
-)
+from fumehood.core.danger_facts import ProtectedPaths, locate_in_roots
 from fumehood.core.gitconfig import may_name_program, parse, split_key
 from fumehood.core.gitdir import HOOKS
+from fumehood.core.sensitive_names import HELD_NAMES, PACKAGE_DIRECTORIES
 from fumehood.core.value import Value
 from fumehood.core.what_runs import (
     begins_as_command,
@@ -41,7 +37,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-    from fumehood.core.concern import Reason
+    from fumehood.core.danger_facts import Reason
     from fumehood.linux.project_tree import ProjectTree
 
     Seen = tuple[int, int, list[str], list[str]]  # when it changed, its inode; names of links, and of directories
@@ -57,8 +53,8 @@ _STARTED_BY_HAND = ("launch.json", "tasks.json", ".code-workspace")
 _AT_OPENING = "folderOpen"
 
 
-class Ways(ProtectedPaths):
-    """The places in the roots that the host acts on, with what leads there."""
+class ProtectedTargets(ProtectedPaths):
+    """The paths in the roots on which the host acts, with the links that lead there."""
 
     def protect_target(self, directory: str, text: str, because: Reason, *, whole: bool = False) -> str:
         """Protect the target of a path and every link on the way; return the target."""
@@ -82,7 +78,7 @@ def entries(directory: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because: Reason) -> None:
+def protect_line(protected: ProtectedTargets, line: str, bases: Sequence[str], home: str, because: Reason) -> None:
     """Protect the paths that a line for a shell names, from the base directories and from where it may `cd` to."""
     named = [(text, whole, plain) for path, whole, plain in named_paths(line) if (text := expand_home(path, home))]
     reached, directories = set(bases), list(bases)
@@ -93,19 +89,19 @@ def protect_line(ways: Ways, line: str, bases: Sequence[str], home: str, because
                 if may_only_be_entered:
                     place = resolve_links(os.path.join(base, text))[-1]
                 else:
-                    place = ways.protect_target(base, text, because, whole=whole)
-                if place not in reached and ways.is_in_roots(place) and os.path.isdir(place):
+                    place = protected.protect_target(base, text, because, whole=whole)
+                if place not in reached and protected.is_in_roots(place) and os.path.isdir(place):
                     entered_directories.append(place)
         reached.update(entered_directories)
         directories = entered_directories
 
 
-def protect_script(ways: Ways, path: str, bases: Sequence[str], home: str, because: Reason) -> None:
+def protect_script(protected: ProtectedTargets, path: str, bases: Sequence[str], home: str, because: Reason) -> None:
     """Protect the paths that a script names, and the programs that it runs; other plain words are rarely files."""
-    runs = _Runs(ways, bases, home, because)
+    runs = _Runs(protected, bases, home, because)
     for line in _script_lines(path):
         words = " ".join(word for word in line.split() if "/" in word and ("*" not in word or may_run_each_file(line)))
-        protect_line(ways, line if " -m " in line else words, bases, home, because)
+        protect_line(protected, line if " -m " in line else words, bases, home, because)
         runs.protect(line)
 
 
@@ -120,8 +116,8 @@ class _Runs:
     Installed files are left out: packages, and programs of a virtual environment, have rules of their own.
     """
 
-    def __init__(self, ways: Ways, bases: Sequence[str], home: str, because: Reason) -> None:
-        self._ways = ways
+    def __init__(self, protected: ProtectedTargets, bases: Sequence[str], home: str, because: Reason) -> None:
+        self._protected = protected
         self._bases = list(bases)
         self._home = home
         self._because = because
@@ -131,12 +127,12 @@ class _Runs:
         for path in directories_entered(line):
             places = [resolve_links(place)[-1] for place in self._places(path)]
             if len(self._bases) < _MOST_ENTERED:
-                inside = [each for each in places if self._ways.is_in_roots(each) and os.path.isdir(each)]
+                inside = [each for each in places if self._protected.is_in_roots(each) and os.path.isdir(each)]
                 self._bases += [each for each in inside if each not in self._bases]
         for path in files_run_by(line, lambda path: any(map(os.path.isfile, self._existing(path))), self.is_program):
             for place in self._places(path):
                 if not _is_installed(place):
-                    self._ways.protect_target("/", place, self._because)
+                    self._protected.protect_target("/", place, self._because)
 
     def _places(self, path: str) -> list[str]:
         text = expand_home(path, self._home)
@@ -163,37 +159,37 @@ def _is_installed(place: str) -> bool:
     return os.path.exists(f"{os.path.dirname(os.path.dirname(place))}/pyvenv.cfg")
 
 
-def protect_what_tools_reach(ways: Ways, tree: ProjectTree, root: str, home: str) -> None:
+def protect_what_tools_reach(protected: ProtectedTargets, tree: ProjectTree, root: str, home: str) -> None:
     """Protect the targets of links that tools act on, and what such scripts and settings run."""
     for directory, name, (flag, reason) in tree.links:
-        ways.protect_target(directory, name, (flag, f"{reason}: the link {brief(name)} leads here"), whole=True)
+        protected.protect_target(directory, name, (flag, f"{reason}: the link {brief(name)} leads here"), whole=True)
     for path, (flag, _) in tree.files:
         because = (flag, f"{brief(os.path.basename(path))}, which runs by itself, names this")
         bases = tuple(dict.fromkeys((root, os.path.dirname(path))))
         name = os.path.basename(path).lower()
         if flag in ("shell-settings", "git-hook"):
-            protect_script(ways, path, bases, home, because)
+            protect_script(protected, path, bases, home, because)
             for line in _script_lines(path) if flag == "shell-settings" else ():
                 for place in files_read_by_direnv(line):
-                    ways.protect_target(os.path.dirname(path), place, because)
+                    protected.protect_target(os.path.dirname(path), place, because)
         elif name.rpartition(".")[2] in _SETTINGS:
             text = text_of(path)
             if flag == "agent-settings" and name.endswith((".json", ".jsonc", ".toml")):
                 from fumehood.core.settings_text import commands_in
 
                 for line in commands_in(text, is_toml=name.endswith(".toml")):
-                    protect_line(ways, line, bases, home, because)
+                    protect_line(protected, line, bases, home, because)
             is_by_hand = name.endswith(_STARTED_BY_HAND)
             if is_by_hand and _AT_OPENING in text:
                 text, is_by_hand = tasks_at_opening(text, _AT_OPENING), False
             if not is_by_hand:
-                runs = _Runs(ways, bases, home, because)
+                runs = _Runs(protected, bases, home, because)
                 # A text is run if its key says so, or if it begins like a command.
                 for line, is_run in texts_in_settings(text):
                     if is_run or begins_as_command(line, runs.is_program):
                         runs.protect(line)
         elif flag == "hook-manager" or (flag == "editor-settings" and name in HELD_NAMES):
-            runs = _Runs(ways, bases, home, because)
+            runs = _Runs(protected, bases, home, because)
             for line in _script_lines(path):
                 runs.protect(line)
 
@@ -223,15 +219,15 @@ def searched_first(tree: ProjectTree, root: str) -> list[str]:
     ]  # fmt: skip
 
 
-def protect_search_path(ways: Ways, added: Collection[str], path: str) -> None:
+def protect_search_path(protected: ProtectedTargets, added: Collection[str], path: str) -> None:
     """Protect new files in directories of PATH that would run in place of a program further back in PATH.
 
     A relative directory counts from the top of each root. The commands of an installed package are wanted, so these are
     protected only if they replace a program of the system which is not a script of the same language.
     """
-    entries_of_path = [os.path.join(root, each) for each in path.split(":") for root in ways.roots]
+    entries_of_path = [os.path.join(root, each) for each in path.split(":") for root in protected.roots]
     listed = list(dict.fromkeys(map(os.path.realpath, dict.fromkeys(entries_of_path))))
-    inside = {directory for directory in listed if ways.is_in_roots(directory)}
+    inside = {directory for directory in listed if protected.is_in_roots(directory)}
     for place in added if inside else ():
         directory, name = os.path.split(place)
         if directory not in inside:
@@ -247,7 +243,7 @@ def protect_search_path(ways: Ways, added: Collection[str], path: str) -> None:
         is_script = head.startswith("#!") and ("python" in head or "node" in head)
         if not (is_installed and (name.startswith("python") or is_script)):
             because = ("shadows", f"would be run in place of {brief(replaced)}: its directory comes first on your PATH")
-            ways.add(place, because)
+            protected.add(place, because)
 
 
 # What git on the host runs or obeys in the roots, found as git finds it, without running git.
@@ -288,7 +284,7 @@ class Setting(Value):
 
 
 def protect_what_git_runs(
-    ways: Ways, tops: Sequence[str], is_touched: Callable[[str], bool], homes: Sequence[str],
+    protected: ProtectedTargets, tops: Sequence[str], is_touched: Callable[[str], bool], homes: Sequence[str],
     environment: Mapping[str, str],
 ) -> None:  # fmt: skip
     """Protect what git runs or obeys in the repositories at `tops`, and in those around the roots.
@@ -296,9 +292,9 @@ def protect_what_git_runs(
     A person's settings for all repositories are applied only to those that a run has touched: relative paths in them
     count from the top of each repository.
     """
-    personal_settings = [setting for home in homes for setting in _personal_settings(ways, home, environment)]
+    personal_settings = [setting for home in homes for setting in _personal_settings(protected, home, environment)]
     enclosing = []
-    for root in ways.roots:
+    for root in protected.roots:
         parts = root.rstrip("/").split("/")
         enclosing += ["/".join(parts[:end]) or "/" for end in range(len(parts), 0, -1)]
     for top in dict.fromkeys((*tops, *enclosing)):
@@ -314,12 +310,14 @@ def protect_what_git_runs(
         else:
             continue
         for git_directory in git_directories:
-            _protect_repository(ways, git_directory, settings, homes[0])
+            _protect_repository(protected, git_directory, settings, homes[0])
 
 
-def _protect_repository(ways: Ways, repository: GitDirectory, personal_settings: Sequence[Setting], home: str) -> None:
+def _protect_repository(
+    protected: ProtectedTargets, repository: GitDirectory, personal_settings: Sequence[Setting], home: str
+) -> None:
     files = (f"{repository.common}/config", f"{repository.directory}/config.worktree")
-    settings = [*personal_settings, *(setting for file in files for setting in _settings(ways, file, home))]
+    settings = [*personal_settings, *(setting for file in files for setting in _settings(protected, file, home))]
     work_trees = [_resolve_in(repository.directory, setting) for setting in settings if setting.key == "core.worktree"]
     bases = tuple(dict.fromkeys((repository.top, *filter(None, work_trees), repository.directory)))
     hooks: list[str] = []
@@ -327,35 +325,35 @@ def _protect_repository(ways: Ways, repository: GitDirectory, personal_settings:
         if setting.key in _DIRECTORY_KEYS:
             for base in bases:
                 place = _resolve_in(base, setting)
-                hooks += [] if place is None else [ways.protect_target(base, place, setting.because, whole=True)]
+                hooks += [] if place is None else [protected.protect_target(base, place, setting.because, whole=True)]
         elif setting.key != "core.worktree" and (setting.value.startswith("!") or split_key(setting.key)[0] != "alias"):
-            protect_line(ways, setting.value, bases, setting.home, setting.because)
+            protect_line(protected, setting.value, bases, setting.home, setting.because)
     default = f"{repository.common}/hooks"
     if len(resolve_links(default)) == 1:
         # The default place is not a link, and entries of a git directory are judged by their names.
-        _protect_each_hook(ways, default, bases, home)
+        _protect_each_hook(protected, default, bases, home)
         hooks = [setting for setting in hooks if setting != default]
     else:
         hooks.append(default)
     for directory in dict.fromkeys(hooks):
         because = ("git-hook", f"git runs its hooks from {brief(directory)}, which leads here")
-        real = ways.protect_target("/", directory, because, whole=True)
+        real = protected.protect_target("/", directory, because, whole=True)
         # If a root itself is the directory of hooks, only files with the name of a hook are hooks.
-        for name in HOOKS if real in ways.roots else ():
-            ways.protect_target(real, name, because)
-        _protect_each_hook(ways, directory, bases, home)
+        for name in HOOKS if real in protected.roots else ():
+            protected.protect_target(real, name, because)
+        _protect_each_hook(protected, directory, bases, home)
 
 
-def _protect_each_hook(ways: Ways, directory: str, bases: Sequence[str], home: str) -> None:
+def _protect_each_hook(protected: ProtectedTargets, directory: str, bases: Sequence[str], home: str) -> None:
     """Protect the targets of hooks that are links, and what the scripts of hooks name."""
     for entry in entries(directory):
         if entry.name not in HOOKS:
             continue
         because = ("git-hook", f"the git hook {entry.name} leads here")
         if entry.is_symlink():
-            ways.protect_target(directory, entry.name, because)
+            protected.protect_target(directory, entry.name, because)
         if os.access(entry.path, os.X_OK):
-            protect_script(ways, entry.path, bases, home, because)
+            protect_script(protected, entry.path, bases, home, because)
 
 
 def _resolve_in(base: str, setting: Setting) -> str | None:
@@ -393,7 +391,7 @@ def _submodules(common: str, within: str = "modules", depth: int = 4) -> list[Gi
     return submodules
 
 
-def _personal_settings(ways: Ways, home: str, environment: Mapping[str, str]) -> Iterator[Setting]:
+def _personal_settings(protected: ProtectedTargets, home: str, environment: Mapping[str, str]) -> Iterator[Setting]:
     """Yield a person's settings for all repositories, from files and from the environment."""
     config_home = environment.get("XDG_CONFIG_HOME", "")
     files = [f"{home}/.gitconfig", f"{home}/.config/git/config"]
@@ -406,8 +404,8 @@ def _personal_settings(ways: Ways, home: str, environment: Mapping[str, str]) ->
         if directory.startswith("/") and os.path.exists(program):
             files.append(f"{os.path.dirname(os.path.dirname(os.path.realpath(program)))}/etc/gitconfig")
     for path in dict.fromkeys(files):
-        for root in ways.roots if not path.startswith("/") else ("",):
-            yield from _settings(ways, os.path.join(root, path), home)
+        for root in protected.roots if not path.startswith("/") else ("",):
+            yield from _settings(protected, os.path.join(root, path), home)
     for name in _COMMAND_VARIABLES:
         if environment.get(name):
             yield Setting(key=name, value=environment[name], source="the environment", home=home)
@@ -417,7 +415,9 @@ def _personal_settings(ways: Ways, home: str, environment: Mapping[str, str]) ->
         yield from _relevant_setting(key, environment.get(f"GIT_CONFIG_VALUE_{number}"), "the environment", home)
 
 
-def _settings(ways: Ways, path: str, home: str, including_files: tuple[str, ...] = ()) -> Iterator[Setting]:
+def _settings(
+    protected: ProtectedTargets, path: str, home: str, including_files: tuple[str, ...] = ()
+) -> Iterator[Setting]:
     """Yield the settings of a file and of those that it includes, which git obeys as well."""
     if path in including_files or len(including_files) > _DEEPEST:
         return
@@ -427,8 +427,8 @@ def _settings(ways: Ways, path: str, home: str, including_files: tuple[str, ...]
             text = expand_home(value, home)
             if text:
                 directory = os.path.dirname(path)
-                ways.protect_target(directory, text, Setting(key=key, value=value, source=path, home=home).because)
-                yield from _settings(ways, os.path.join(directory, text), home, (*including_files, path))
+                protected.protect_target(directory, text, Setting(key=key, value=value, source=path, home=home).because)
+                yield from _settings(protected, os.path.join(directory, text), home, (*including_files, path))
         else:
             yield from _relevant_setting(key, value, path, home)
 
@@ -458,13 +458,13 @@ _SKIPPED_IN_HOME = frozenset((".cache", ".npm", ".cargo", ".rustup", ".local", "
 _SKIPPED = PACKAGE_DIRECTORIES | {".git", "link", "versions", "bin"}
 
 
-def protect_home(ways: Ways, home: str, memory: str) -> None:
+def protect_home(protected: ProtectedTargets, home: str, memory: str) -> None:
     """Protect the targets of links in a home; `memory` is a file of ours that remembers its directories.
 
     Directories in the home and in `~/.config` are searched first, then those with the fewest siblings: directories that
     a person made come before hundreds that a program made.
     """
-    if ways.is_in_roots(home):
+    if protected.is_in_roots(home):
         return
     remembered: dict[str, Seen] = load(memory) or {}
     seen_now: dict[str, Seen] = {}
@@ -492,12 +492,12 @@ def protect_home(ways: Ways, home: str, memory: str) -> None:
         for name in links:
             place = f"{directory}/{name}"
             because = ("home-link", f"your ~{brief(place.removeprefix(home))} is a link to this")
-            ways.protect_target("/", place, because, whole=True)
+            protected.protect_target("/", place, because, whole=True)
         siblings = 0 if directory in (home, f"{home}/.config") else len(directories)
         for name in directories if siblings <= _MOST_SIBLINGS else ():
             # Below `~/.config`, a `bin` has scripts that the programs configured there start.
             is_followed = name not in _SKIPPED or (name == "bin" and directory.startswith(f"{home}/.config/"))
-            if is_followed and f"{directory}/{name}" not in ways.roots:
+            if is_followed and f"{directory}/{name}" not in protected.roots:
                 heapq.heappush(queue, (siblings, f"{directory}/{name}"))
     if seen_now != remembered:
         save(memory, seen_now)
