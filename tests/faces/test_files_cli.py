@@ -50,6 +50,10 @@ def test_a_deleted_file_is_listed_and_restored_and_the_restore_undone(
     assert (back.returncode, back.stderr) == (0, "")
     assert "+ notes.txt" in back.stdout
     assert (project / "notes.txt").read_text() == "keep me"
+    assert "sandbox " in cli("show", "1").stdout
+    shown = cli("show", "last").stdout  # nothing ran, so there is no sandbox and no exit code
+    assert "sandbox" not in shown
+    assert "exit code" not in shown
     undone = cli("undo")
     assert undone.returncode == 0, undone.stderr
     assert not (project / "notes.txt").exists()
@@ -212,6 +216,21 @@ def test_a_scan_says_what_it_found(cli: Cli, project: Path) -> None:
     assert found == {"files": 1, "added": 0, "updated": 0, "dropped": 1, "kept": 0, "unread": 0}
     assert cli("files").stdout == "1 more that no run changed; fumehood files --all lists them\n"
     assert cli("files", "--all").stdout.split() == ["1", "bytes", "b"]
+
+
+def test_packages_and_caches_are_counted_not_listed(run: Callable[..., Run], cli: Cli, project: Path) -> None:
+    packages = project / "web app/node_modules"
+    packages.mkdir(parents=True)
+    for name in ("a.js", "b.js"):
+        (packages / name).write_text("x")
+    (project / "main.py").write_text("x")
+    run("rm main.py 'web app/node_modules/'*")
+    first, second = cli("files").stdout.splitlines()
+    assert "main.py" in first
+    assert second == "2 more files in web app/node_modules; fumehood files 'web app/node_modules' lists them"
+    assert len(cli("files", "web app/node_modules").stdout.splitlines()) == 2
+    assert len(cli("files", "--all").stdout.splitlines()) == 3
+    assert len(json.loads(cli("files", "--json").stdout)["files"]) == 3
 
 
 def test_no_control_character_reaches_the_terminal(run: Callable[..., Run], cli: Cli, project: Path) -> None:

@@ -205,6 +205,12 @@ def lies_in_skipped(directory: str) -> bool:
     return any(map(is_skipped, set(directory.split("/"))))
 
 
+def skipped_directory_of(path: str) -> str:
+    """Return the highest directory above a path that is left out because of its name, or ""."""
+    names = path.split("/")[:-1]
+    return next(("/".join(names[: n + 1]) for n, name in enumerate(names) if is_skipped(name)), "")
+
+
 def lies_in_cache(path: str) -> bool:
     """Return True if a path is a cache whose tool checks what is in it, or lies in one."""
     return not _CACHES.isdisjoint(path.split("/"))

@@ -261,10 +261,12 @@ def _detail_lines(context: Context, run: Run, events: Sequence[Event]) -> Iterat
         "directory": run.cwd,
         "project": run.project,
         "when": f"{started_at}, {duration}",
-        "exit code": "none" if run.exit_code is None else str(run.exit_code),
-        "sandbox": "nothing ran" if run.state == "refused" else sandbox,
-        "state": f"{run.state}: {run.reason}" if run.reason else run.state,
     }
+    # An undo, a restore, the apply of a draft and a client's own edit have no command.
+    if run.act == "run" and (run.capture or not run.sandboxed or run.state == "refused"):
+        details["exit code"] = "none" if run.exit_code is None else str(run.exit_code)
+        details["sandbox"] = "nothing ran" if run.state == "refused" else sandbox
+    details["state"] = f"{run.state}: {run.reason}" if run.reason else run.state
     if run.draft_name is not None:
         details["draft"] = run.draft_name
     if run.session is not None and (run.draft is None or run.session != draft_session_name(run.draft)):

@@ -9,11 +9,13 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fumehood.core.changes import ABSENT
 from fumehood.core.config import KEYS, SECTIONS, Complaint, as_toml
+from fumehood.core.patterns import skipped_directory_of
 from fumehood.core.policy import ALL_PROJECTS
 from fumehood.core.report import format_size, how_many, path_in_list, printable, shell_path
 from fumehood.core.tool import FORMATS, NAME, all_definitions, definition_of
@@ -46,7 +48,7 @@ _MAX_SOURCES = 3  # days and runs named in a line
 def _files(context: Context) -> int:
     project, path = context.project, context.options.path
     if path is None:
-        return _print_files(context, project, known_files(context.store, project))
+        return _print_files(context, project, known_files(context.store, project), folds=not context.options.all)
     top = os.path.realpath(os.path.join(working_dir(), path))
     if top in project.roots:
         return _print_files(context, project, known_files(context.store, project, top))
@@ -58,11 +60,21 @@ def _files(context: Context) -> int:
     return _print_file(context, project, root, below, file)
 
 
-def _print_files(context: Context, project: Project, files: Sequence[KnownFile]) -> int:
+def _print_files(context: Context, project: Project, files: Sequence[KnownFile], *, folds: bool = False) -> int:
+    """Print files; with `folds`, those in packages, repositories and caches as one line for each such directory."""
     listed, paint = [each for each in files if context.options.all or each.was_touched], Paint()
 
     def lines() -> Iterator[str]:
-        yield from (_file_line(context, project.path, each, paint) for each in listed)
+        folded = Counter[str]()
+        for each in listed:
+            directory = skipped_directory_of(each.record.path) if folds and not each.record.needs_approval else ""
+            if directory:
+                folded[_place_of(project.path, each.record.root, directory)] += 1
+            else:
+                yield _file_line(context, project.path, each, paint)
+        for directory, count in folded.items():
+            yield paint(f"{how_many(count, 'more file')} in {path_in_list(directory)}; "
+                        f"fumehood files {shell_path(directory)} lists them", "dim")  # fmt: skip
         if not files:
             yield "no files are known yet; fumehood scan reads the project"
         elif len(listed) < len(files):
@@ -80,10 +92,15 @@ def _file_line(context: Context, project: str, file: KnownFile, paint: Paint) ->
     sources = [*file.days, *map(context.store.history.name_of, file.runs)]
     count = len(file.days) + file.run_count
     named = ", ".join(sources[:_MAX_SOURCES]) + (f" and {count - _MAX_SOURCES} more" if count > _MAX_SOURCES else "")
-    where = "" if record.root == project else f"{record.root}/"
     past = paint(f"  from {named}", "dim") if sources else ""
     size = "" if record.kind == ABSENT else format_size(record.size)  # absent: a held change would create it
-    return f"{paint(f'{word:8}', colour)} {size:>10}  {path_in_list(where + record.path)}{past}"
+    place = path_in_list(_place_of(project, record.root, record.path))
+    return f"{paint(f'{word:8}', colour)} {size:>10}  {place}{past}"
+
+
+def _place_of(project: str, root: str, path: str) -> str:
+    """Return a path as lists show it: in the project without the project's own path."""
+    return path if root == project else f"{root}/{path}"
 
 
 def _print_file(context: Context, project: Project, root: str, path: str, file: KnownFile | None) -> int:
