@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -62,7 +63,14 @@ hypothesis.settings.load_profile("fumehood")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have mounts of our own where we may: what one test mounts, no other process finds in its way."""
+    """Have mounts of our own where we may: what one test mounts, no other process finds in its way.
+
+    With nohup, or in the background of a script, signals are ignored, also by programs that are started from here. A
+    handler of ours is not inherited.
+    """
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     if os.geteuid() == 0:
         with suppress(OSError):  # not in every container
             libc.unshare(libc.CLONE_NEWNS)
