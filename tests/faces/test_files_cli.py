@@ -50,9 +50,9 @@ def test_a_deleted_file_is_listed_and_restored_and_the_restore_undone(
     assert (back.returncode, back.stderr) == (0, "")
     assert "+ notes.txt" in back.stdout
     assert (project / "notes.txt").read_text() == "keep me"
-    assert "sandbox " in cli("show", "1").stdout
-    shown = cli("show", "last").stdout  # nothing ran, so there is no sandbox and no exit code
-    assert "sandbox" not in shown
+    assert "captured by " in cli("show", "1").stdout
+    shown = cli("show", "last").stdout
+    assert "sandbox      nothing ran\n" in shown
     assert "exit code" not in shown
     undone = cli("undo")
     assert undone.returncode == 0, undone.stderr

@@ -278,6 +278,11 @@ class Run:
             raise TypeError(f"a run has no {', '.join(fields)}")
 
     @property
+    def has_command(self) -> bool:
+        """True if a command ran; an undo, a restore, the apply of a draft and a client's own edit have none."""
+        return self.act == "run" and self.state != "refused" and (bool(self.capture) or not self.sandboxed)
+
+    @property
     def changed(self) -> Sequence[Change]:
         """The changes as they were judged and applied; those of a recorded run are read on first use."""
         if callable(self._changed):

@@ -262,10 +262,9 @@ def _detail_lines(context: Context, run: Run, events: Sequence[Event]) -> Iterat
         "project": run.project,
         "when": f"{started_at}, {duration}",
     }
-    # An undo, a restore, the apply of a draft and a client's own edit have no command.
-    if run.act == "run" and (run.capture or not run.sandboxed or run.state == "refused"):
+    if run.has_command or run.exit_code is not None:
         details["exit code"] = "none" if run.exit_code is None else str(run.exit_code)
-        details["sandbox"] = "nothing ran" if run.state == "refused" else sandbox
+    details["sandbox"] = sandbox if run.has_command else "nothing ran"
     details["state"] = f"{run.state}: {run.reason}" if run.reason else run.state
     if run.draft_name is not None:
         details["draft"] = run.draft_name
