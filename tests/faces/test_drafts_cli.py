@@ -33,8 +33,8 @@ def test_the_line_that_takes_back_what_waits_in_a_draft_says_what_it_did(cli: An
     assert "or: fumehood undo 1\n" in done.stderr
     begins = "run 1: echo a > a; echo b > b\nfumehood: "
     some = cli("undo", "1", "a").stdout
-    assert some.startswith(f"{begins}1 change held, 1 discarded\n  + a  [discarded: a person threw it away]\n")
-    assert cli("undo", "1").stdout == f"{begins}2 changes discarded: a person threw it away\n  + a\n  + b\n"
+    assert some.startswith(f"{begins}1 change held, 1 discarded\n  + a  [discarded: thrown away by a person]\n")
+    assert cli("undo", "1").stdout == f"{begins}2 changes discarded: thrown away by a person\n  + a\n  + b\n"
     cli("run", "--draft", "one", "--", "echo c > c")
     assert told(cli, "undo", "2")["state"] == "discarded"
     assert cli("draft", "diff", "one").stdout == ""

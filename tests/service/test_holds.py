@@ -124,7 +124,7 @@ def test_what_a_session_throws_away_is_not_said_to_be_a_persons_doing(sandbox, p
     for each in (agent, sandbox):
         run = agent.run("echo x > f", apply="hold")
         reasons += [change.reason for change in each.discard(run).changes]
-    assert reasons == ["session agent threw it away", "a person threw it away"]
+    assert reasons == ["thrown away by session agent", "thrown away by a person"]
 
 
 def test_what_a_person_edits_is_seen_where_nothing_is_held(sandbox, furnished):

@@ -449,7 +449,7 @@ def discard_held(
             return _discard_without_scan(store, run)
         run, waiting = _require_held(store, project, run, paths, here, expected, into_project=False)
         _refuse_if_built_upon(store, project, run, waiting)
-        _discard(store, project, run, waiting, f"session {by} threw it away" if by else "a person threw it away")
+        _discard(store, project, run, waiting, f"thrown away by session {by}" if by else "thrown away by a person")
     return run
 
 
