@@ -12,7 +12,7 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood.core import questions as asking
-from fumehood.faces.cli.screen import Keys, prompt_text, wait_for_quiet
+from fumehood.faces.cli.screen import Keys, keys_text, question_text, wait_for_quiet
 from fumehood.linux.confine import can_scope
 from fumehood.linux.terminal import TerminalTurn
 
@@ -169,18 +169,18 @@ def test_nothing_in_a_command_reaches_the_terminal_as_more_than_letters(run):
 
 def test_what_is_not_shown_is_said(home):
     question = asking.network_question("x" * 100_000, "/project", "/project", "01A")
-    assert "CHARACTERS NOT SHOWN" in prompt_text(question, 60)
-    assert len(prompt_text(question, 60)) < 5000
+    assert "CHARACTERS NOT SHOWN" in question_text(question)
+    assert len(question_text(question)) < 5000
 
 
 def test_all_six_answers_have_keys_where_they_are_offered():
     details = ("as yourself",)
     question = asking.unsandboxed_question("git status", "/project", "/project", "01A", "/usr/bin/git", details)
-    shown = prompt_text(question, 60)
+    keys = keys_text(question, 60)
     for key in "ysanqv":
-        assert f"[{key}]" in shown
-    assert "  as yourself" in shown
-    assert "[s]" not in prompt_text(question.replace(in_session=False), 60)
+        assert f"[{key}]" in keys
+    assert "  as yourself" in question_text(question)
+    assert "[s]" not in keys_text(question.replace(in_session=False), 60)
 
 
 @in_the_hood

@@ -417,9 +417,9 @@ def _ask_person(tty: int, closed: int, resumed: int, asked: Asked, deadline: flo
                     seconds_left = max(0.0, deadline - time.monotonic())
                     can_clear = os.environ.get("TERM", "dumb") != "dumb"
                     prefix = "\a" + (_MAKE_READABLE if can_clear else "")
-                    _write(tty, prefix + _question_text(asked.question, columns(tty)))
+                    _write(tty, prefix + question_text(asked.question, columns(tty)))
                     is_quiet = wait_for_quiet(tty, closed, resumed, seconds=seconds_left / 4)
-                    _write(tty, _keys_text(asked.question, seconds_left) if is_quiet else "  >")
+                    _write(tty, keys_text(asked.question, seconds_left) if is_quiet else "  >")
                     answer = _read_answer(tty, closed, resumed, asked.question)
             is_answered_here, reply = bool(answer) and asked.answer(answer), asked.reply
             if is_answered_here:
@@ -446,16 +446,13 @@ def columns(tty: int) -> int:
     return wide - 1 if wide else WIDTH
 
 
-def prompt_text(question: questions.Question, seconds: float, width: int = WIDTH) -> str:
-    """Return a question as text, with the keys that answer it."""
-    return _question_text(question, width) + _keys_text(question, seconds)
-
-
-def _question_text(question: questions.Question, width: int) -> str:
+def question_text(question: questions.Question, width: int = WIDTH) -> str:
+    """Return a question as text, without the keys that answer it."""
     return "".join(f"{line}\n" for line in ("", *questions.question_lines(question, width, "fumehood: ")))
 
 
-def _keys_text(question: questions.Question, seconds: float) -> str:
+def keys_text(question: questions.Question, seconds: float) -> str:
+    """Return the line with the keys that answer a question."""
     keys = [f"[{key}] {question.worded(said)}" for answer, (key, said) in KEYS.items() if answer in question.options]
     left = round(seconds, None if seconds > _FRACTIONS_BELOW_S else 1)
     return f"  {'   '.join(keys)}   (no key within {left:g} s, or Enter: deny)\n>"
