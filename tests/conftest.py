@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
     With nohup, or in the background of a script, signals are ignored, also by programs that are started from here. A
     handler of ours is not inherited.
     """
-    for number in (signal.SIGHUP, signal.SIGQUIT):
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
     if os.geteuid() == 0:
