@@ -193,7 +193,7 @@ def day(client: Client, project: Path, port: int) -> list[tuple[str, Step]]:
     ]
     steps.append(("removes", shell("rm -r docs hi.txt && git status --short")))
     if client.background is not None:  # at the end: some clients tell of its end as of one more call
-        stops = f"curl -s {place}/stop >/dev/null; for i in {TRIES}; do curl -s {place} || break; done"
+        stops = f"curl -s {place}/stop >/dev/null; for i in {TRIES}; do curl -s {place} >/dev/null || break; done"
         steps.append(("stops the server", shell(stops)))
     return steps
 
