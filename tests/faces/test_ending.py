@@ -14,7 +14,10 @@ import pytest
 from at_terminal import Terminal
 from conftest import command_line, need
 from fumehood import Sandbox
-from fumehood.core.report import early_end_reason
+from fumehood.core.report import MEMORY, limit_reached, stopped_by_request
+from fumehood.linux.process import Exit, Outcome
+from fumehood.service.hood import Caller
+from fumehood.service.sandbox import why_ended_early
 from patience import LONG_S, with_enough_time
 
 # The last line is `exec`: dash loses a Ctrl-C that comes while it starts a program.
@@ -203,8 +206,17 @@ def test_the_time_limit_holds_what_was_to_be_applied(home: Path, project: Path, 
 
 
 def test_one_rule_says_what_ended_a_command() -> None:
-    assert early_end_reason() == ""
-    assert early_end_reason(is_timed_out=True) == "ended by the time limit"
-    assert early_end_reason(is_cancelled=True, is_timed_out=True) == "ended by the program that asked for it"
-    assert early_end_reason(signals=["SIGTERM", "SIGINT"], is_cancelled=True) == "ended by a signal: SIGTERM"
-    assert early_end_reason(limit="memory: 1 GiB", signals=["SIGTERM"]) == "ended by a limit: memory: 1 GiB"
+    by_itself, by_sigterm = Exit(status=0), Exit(status=None, killed_by=signal.SIGTERM)
+    somebody, program = Caller(), Caller(cancelled=lambda: True)
+    too_much = limit_reached(MEMORY, 1 << 30)
+    reasons = [
+        (Outcome(exit=by_itself), program, ""),
+        (Outcome(exit=by_itself, timed_out=True), somebody, "ended by the time limit"),
+        (Outcome(exit=by_itself, interrupted=True, timed_out=True), program, "ended by the program that asked for it"),
+        (Outcome(exit=by_sigterm, interrupted=True), program, "ended by a signal: SIGTERM"),
+        (Outcome(exit=by_sigterm, raised=True), somebody, "ended by a signal: SIGINT"),
+        (Outcome(exit=by_sigterm, limit=too_much), somebody, "ended by a limit: memory: 1 GiB"),
+        (Outcome(exit=by_sigterm, limit=stopped_by_request()), somebody, "ended by fumehood stop"),
+    ]
+    for outcome, caller, reason in reasons:
+        assert why_ended_early(outcome, caller) == reason

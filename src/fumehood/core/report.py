@@ -191,26 +191,6 @@ def stopped_by_request() -> Blocked:
     return Blocked(what=STOPPED, detail="fumehood stop", hint=hint)
 
 
-def early_end_reason(
-    *, limit: str = "", signals: Sequence[str] = (), is_cancelled: bool = False, is_timed_out: bool = False,
-    is_stopped: bool = False,
-) -> str:  # fmt: skip
-    """Return why a command ended early, so that its changes must be held; "" if it ended by itself.
-
-    Half of a command's changes can be worse than none, and nobody has seen yet what they are. A person who presses
-    Ctrl-C at their terminal has seen it: that signal is not in `signals`.
-    """
-    if is_stopped:
-        return "ended by fumehood stop"
-    if limit:
-        return f"ended by a limit: {limit}"
-    if signals:
-        return f"ended by a signal: {signals[0]}"
-    if is_cancelled:
-        return "ended by the program that asked for it"
-    return "ended by the time limit" if is_timed_out else ""
-
-
 # Connections: the audit trail of a command's network.
 
 CONNECT, HTTP, SOCKS5, FORWARD = "connect", "http", "socks5", "forward"

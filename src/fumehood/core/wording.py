@@ -2,10 +2,10 @@
 
 A command, a path, a host and a reason are other people's words. In a question they are escaped, bounded and counted:
 
-    escaped(text)        a name in a report: every letter that hides, moves or turns round others is an escape
-    quoted(text, most)   the same for a question, where what was left out is counted too
-    listed(items, most)  many things: the dangerous first, the rest counted by kind
-    wrapped(line, width) broken by us, so that no words of others can begin a line
+    escaped(text)            a name in a report: every letter that hides, moves or turns round others is an escape
+    quote(text, most)        the same for a question, where what was left out is counted too
+    item_lines(items, most)  many things: the dangerous first, the rest counted by kind
+    wrap(line, width)        broken by us, so that no words of others can begin a line
 
 Every face shows `Question.lines`, which is made of these.
 """

@@ -291,6 +291,17 @@ class AccessibleTree(Closable):
             self.make_accessible(path)
         return directory
 
+    def get_to_read(self, path: str) -> int:
+        """Return a descriptor of a directory, even if it is closed to its owner; it is valid until the next call."""
+        try:
+            directory = self._parents.get(path)
+        except PermissionError:
+            self.make_accessible(path)
+            return self._parents.get(path)
+        if os.fstat(directory).st_mode & 0o500 != 0o500:
+            self.make_accessible(path)
+        return directory
+
     def open_to_change(self, path: str) -> int:
         """Open a directory to list and change it, whatever its mode."""
         directory = self.open_to_read(path)
@@ -486,27 +497,15 @@ def walk(top: int, path: str) -> Iterator[tuple[str, os.stat_result]]:
 
 def stat_each(top: int, changes: Iterable[c.Change]) -> Iterator[tuple[c.Change, os.stat_result | None, bool]]:
     """Yield each change with the status of the entry at its path, and whether its directory could be reached at all."""
-    with AccessibleTree(top) as tree, DirectoryCache(top) as directories:
+    with AccessibleTree(top) as tree:
         for change in changes:
             parent, _, name = change.path.rpartition("/")
             try:
-                status = stat_entry(get_readable(directories, tree, parent), name)
+                status = stat_entry(tree.get_to_read(parent), name)
             except OSError:
                 yield change, None, False  # it is gone, or no longer a directory
             else:
                 yield change, status, True
-
-
-def get_readable(directories: DirectoryCache, tree: AccessibleTree, path: str) -> int:
-    """Return a directory's descriptor from the cache; if the directory is closed to its owner, make it accessible."""
-    try:
-        directory = directories.get(path)
-    except PermissionError:
-        tree.make_accessible(path)
-        return directories.get(path)
-    if os.fstat(directory).st_mode & 0o500 != 0o500:
-        tree.make_accessible(path)
-    return directory
 
 
 def remove_directories(parent: int, name: str) -> None:

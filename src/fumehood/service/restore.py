@@ -19,8 +19,6 @@ from fumehood.linux.layer import scan
 from fumehood.linux.libc import Closing, InterruptsHeld
 from fumehood.linux.nofollow import (
     AccessibleTree,
-    DirectoryCache,
-    get_readable,
     kind_of,
     make_parents,
     open_below,
@@ -510,10 +508,10 @@ def _damaged(layer: int, wanted: dict[str, c.Change], recorded: set[str], seals:
             touched.append((change, seal[2], entry))
         if not swaps_no_directory(change) or change.after.inode != entry.st_ino:
             change.after = stamp_of(entry, change.after.meaning)
-    with AccessibleTree(layer) as loosened, DirectoryCache(layer) as parents:
+    with AccessibleTree(layer) as tree:
         for change, digest, entry in touched:
             parent, name = split(change.path)
-            if digest_of(get_readable(parents, loosened, parent), name, entry) != digest:
+            if digest_of(tree.get_to_read(parent), name, entry) != digest:
                 what = "is damaged: it holds something else than what was saved"
                 wrong.append((change.path, what, entry.st_ino))
     return [*((path, "is gone", 0) for path in missing), *wrong]

@@ -11,7 +11,7 @@ from _thread import get_ident
 
 from fumehood.core.changes import HELD
 from fumehood.core.policy import FULL, HIDDEN, NONE, OFFLINE, decide_network, default_variables
-from fumehood.core.report import STOPPED, Run, early_end_reason, printable
+from fumehood.core.report import STOPPED, Run, printable
 from fumehood.core.request import (
     ALPINE,
     APPLY,
@@ -452,30 +452,12 @@ class Attempt:
 
         store, run = self.hood.store, self.run
         run.blocked = find_blocked(run, execution, self.network, self.request, result)
-        ended_by = self._cut_short_by(result.outcome) or why_incomplete(run, store.places.state)
+        ended_by = why_ended_early(result.outcome, self.caller) or why_incomplete(run, store.places.state)
         if run.changed or ended_by:
             from fumehood.service.verdicts import give_verdicts
 
             give_verdicts(store, run, layers, self.request.mode, self.hood.policy.rules, ended_by)
         return ended_by
-
-    def _cut_short_by(self, outcome: Outcome) -> str:
-        """Return what ended a command that did not end by itself, nor by a person at their terminal."""
-        caller = self.caller
-        signals = () if caller.signals is None else caller.signals.sent_names(outcome.signals)
-        if outcome.raised or (caller.is_agents_terminal and outcome.exit.status == _CTRL_C_STATUS):
-            signals = (*signals, "SIGINT")
-        if outcome.exit.killed_by:
-            from signal import Signals
-
-            signals = (*signals, Signals(outcome.exit.killed_by).name)
-        return early_end_reason(
-            is_stopped=outcome.limit is not None and outcome.limit.what == STOPPED,
-            limit="" if outcome.limit is None else outcome.limit.detail,
-            signals=signals,
-            is_cancelled=outcome.interrupted and caller.cancelled is not None and caller.cancelled(),
-            is_timed_out=outcome.timed_out,
-        )
 
     def _left_no_trace(self, layers: Sequence[Layer]) -> bool:
         """Return True if nothing of a short run has left the hood yet, so that it can be run again."""
@@ -502,6 +484,29 @@ class Attempt:
 
 
 # ---- What surrounds a command.
+
+
+def why_ended_early(outcome: Outcome, caller: Caller) -> str:
+    """Return why a command did not end by itself, so that its changes must be held; "" if it did.
+
+    Half of a command's changes can be worse than none, and nobody has seen yet what they are. A person who presses
+    Ctrl-C at their terminal has seen it, so that counts as an end of its own.
+    """
+    if outcome.limit is not None:
+        is_stopped = outcome.limit.what == STOPPED
+        return "ended by fumehood stop" if is_stopped else f"ended by a limit: {outcome.limit.detail}"
+    signals = [] if caller.signals is None else caller.signals.sent_names(outcome.signals)
+    if outcome.raised or (caller.is_agents_terminal and outcome.exit.status == _CTRL_C_STATUS):
+        signals.append("SIGINT")
+    if outcome.exit.killed_by:
+        from signal import Signals
+
+        signals.append(Signals(outcome.exit.killed_by).name)
+    if signals:
+        return f"ended by a signal: {signals[0]}"
+    if outcome.interrupted and caller.cancelled is not None and caller.cancelled():
+        return "ended by the program that asked for it"
+    return "ended by the time limit" if outcome.timed_out else ""
 
 
 def build_world(hood: Hood, request: Request, run: str, session_run: SessionRun | None = None) -> World:

@@ -15,7 +15,7 @@ from fumehood.core import changes as c
 from fumehood.core.value import Value
 from fumehood.linux.cache import replace_file
 from fumehood.linux.libc import Closable, Closing
-from fumehood.linux.nofollow import LISTING, AccessibleTree, DirectoryCache, get_readable, open_top, split, stat_entry
+from fumehood.linux.nofollow import LISTING, AccessibleTree, open_top, split, stat_entry
 from fumehood.store import records
 from fumehood.store.database import CHANGES, OF_CHANGES, record_of
 
@@ -377,18 +377,16 @@ class LayerSlots(Closable):
 
     def __init__(self, upper: str) -> None:
         self.top = open_top(upper)
-        self._parents = DirectoryCache(self.top)
-        self._loosened = AccessibleTree(self.top)
+        self._tree = AccessibleTree(self.top)
 
     def close(self) -> None:
         """Let go of the directories, and close up what was opened."""
-        self._parents.close()
-        self._loosened.restore()
+        self._tree.restore()
         os.close(self.top)
 
     def directory(self, parent: str) -> int:
         """Return a descriptor of a directory, open for looking into; it stays valid until the next call."""
-        return get_readable(self._parents, self._loosened, parent)
+        return self._tree.get_to_read(parent)
 
     def look(self, parent: str, name: str) -> os.stat_result | None:
         """Return the status of what lies in a slot, or None if it is empty."""
