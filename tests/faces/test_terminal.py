@@ -304,3 +304,14 @@ def test_an_agents_program_on_a_terminal_is_typed_to_and_shows_what_is_invisible
     one.type("\x04")
     one.end()
     assert b"\x1b]" not in one.shown
+
+
+def test_on_an_agents_terminal_programs_write_plain_text(screen, home, project):
+    (project / "directory").mkdir()
+    one = screen("run", "--brief", "--session", "s", "--", "ls --color=auto; python3 -q; tput setaf 1; echo end")
+    shown = one.wait_for(">>> ")
+    assert "\r\ndirectory\r\n" in f"\r\n{shown}"
+    one.type("exit()\n")
+    one.end()
+    assert "end" in one.seen
+    assert "\\x1b" not in one.seen

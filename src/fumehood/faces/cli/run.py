@@ -67,6 +67,8 @@ _EXCLUSIVE = (
 )  # fmt: skip
 NO_TIME_LIMIT = "300000000"
 _PATH_COLUMNS = 34
+# For a terminal whose control sequences are shown to a model as text: programs had better write none.
+_PLAIN_TERMINAL = (("TERM", "dumb"), ("COLORTERM", ""), ("NO_COLOR", "1"))
 
 
 class RunVariant(Value):
@@ -257,6 +259,8 @@ def _run_command(
     askers = (options.variant.askers or at_terminal) if brief is None else ()
     permissions = Permissions(store, askers, patience_s=policy.ask_timeout)
     caller = _caller(options, as_json, brief).replace(signals=signals)
+    if caller.is_agents_terminal:
+        request = request.replace(environment=(*_PLAIN_TERMINAL, *request.environment))
     if policy.rootfs.install and not as_json and brief is None and "--quiet" not in options.flags:
         progress: list[Callable[[str, int, int], None]] = []  # filled only when a root tree is really installed
 
