@@ -62,7 +62,7 @@ _SYSTEM_DIRECTORIES = (
     "/var/cache", "/var/lib", "/var/log", "/var/spool",
 )  # fmt: skip
 _NO_REPOSITORY = "not a git repository: "  # git's words if the repository is hidden, for example in the home
-_REFUSALS = ("ead-only", "EROFS", "temporary object directory", f"{_NO_REPOSITORY}/", f"{_NO_REPOSITORY}'/")
+_REFUSALS = ("ead-only", "EROFS", "temporary object directory", _NO_REPOSITORY)
 _POLLING = "CHOKIDAR_USEPOLLING=1 WATCHPACK_POLLING=true WATCHFILES_FORCE_POLLING=true"
 _ASK = "fumehood ask"  # the command with which a command of a session asks the person
 
