@@ -81,6 +81,7 @@ class Fetcher:
                     return
                 cause: Exception | None = None
             except urllib.error.HTTPError as error:
+                error.close()  # it is the answer too
                 raise _failure(url, error) from error
             except _CONNECTION_ERRORS as error:
                 cause = error
@@ -103,6 +104,7 @@ class Fetcher:
             response = self._open(url, headers)
         except urllib.error.HTTPError as error:
             if size and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+                error.close()
                 # Nothing is missing, or the part is of another file; its checksum will tell.
                 length = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
                 if length is not None and int(length[1]) == size:
