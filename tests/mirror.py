@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import io
 import re
+import sys
 import tarfile
 import tempfile
 import threading
@@ -128,6 +129,15 @@ def package_of(name: str) -> bytes:
     programs = {"bash": "bin/bash", "python3": "usr/bin/python3"}
     text = '#!/bin/sh\nIS_BASH=yes exec /bin/busybox sh "$@"\n' if name == "bash" else f"#!/bin/sh\necho {name} 1.0\n"
     return tarball((programs.get(name, f"usr/bin/{name}"), text.encode(), 0o755))
+
+
+def zstd(content: bytes) -> bytes:
+    """Compress some content."""
+    if sys.version_info >= (3, 14):
+        from compression.zstd import compress
+    else:
+        from zstandard import compress
+    return compress(content)
 
 
 def tarball(*files: tuple[str, bytes, int] | tarfile.TarInfo) -> bytes:

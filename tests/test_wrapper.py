@@ -29,6 +29,9 @@ def command(cache=None):
     sys.exit(3)
 """
 
+NEWEST = re.compile(r"NEWEST_PYTHON = \(3, (\d+)\)")
+NEWEST_MINOR = int(NEWEST.findall((CHECKOUT / "tools/environment.py").read_text())[0])
+
 pytestmark = [pytest.mark.timeout(900), pytest.mark.once]
 
 # The Python that the suite is to be tried with, if one was named: packages are got for it.
@@ -95,7 +98,10 @@ def copy_of_the_checkout(copy: Path) -> None:
     copy.mkdir(parents=True)
     for name in NEEDED:
         source = CHECKOUT / name
-        (shutil.copytree if source.is_dir() else shutil.copy2)(source, copy / name)
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, copy / name)
     # The checkout under test may be one that its user can only read.
     for path in copy.rglob("*"):
         path.chmod(path.stat().st_mode | 0o200)
@@ -110,14 +116,20 @@ def children_of(parent: int) -> list[int]:
     return [int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
+def download(target: Path, minor: int) -> None:
+    """Get the packages that are locked for running, as they are built for a Python, from the index."""
+    with_pip = [sys.executable, "-I", "-m", "pip", "download", "-qq", "--no-deps", "--require-hashes"]
+    with_pip += ["-r", str(CHECKOUT / "requirements/run.txt"), "--retries=5", "--timeout=60"]
+    with_pip += ["--only-binary=:all:", f"--python-version=3.{minor}", "-d", str(target)]
+    got = subprocess.run(with_pip, capture_output=True, check=False)
+    need(got.returncode == 0, "the package index can't be reached from here")
+
+
 @pytest.fixture(scope="module")
 def wheels() -> Iterator[Path]:
-    """The packages that are locked for running, from the index."""
-    with_pip = [sys.executable, "-I", "-m", "pip", "download", "-qq", "--no-deps", "--require-hashes"]
-    with_pip += ["-r", str(CHECKOUT / "requirements/run.txt"), "--retries=5", "--timeout=60", "-d"]
+    """The packages that are locked for running."""
     target = fresh_directory(scratch())
-    got = subprocess.run([*with_pip, target], capture_output=True, check=False)
-    need(got.returncode == 0, "the package index can't be reached from here")
+    download(target, min(sys.version_info.minor, NEWEST_MINOR))
     yield target
     remove_tree(target)
 
@@ -164,6 +176,23 @@ def test_a_first_use_installs_what_is_locked_for_running_and_counts_it(
     counted = re.findall(r"package (\d) of 5: ", "\n".join(lines))
     assert counted == (list("12345") if lines[1].endswith("pip") else [])
     assert re.fullmatch(r"fumehood: ready after \d+ s", lines[-1])
+
+
+@pytest.mark.installs
+def test_a_newer_python_than_the_locks_know_gets_packages_built_for_an_older_one(project: Path) -> None:
+    older = sys.version_info.minor - 1
+    made = Checkout(project, project / "checkout", project / "home", project / "wheels")
+    copy_of_the_checkout(made.copy)
+    made.home.mkdir()
+    made.wheels.mkdir()
+    download(made.wheels, older)
+    program = made.copy / "tools/environment.py"
+    program.write_text(NEWEST.sub(f"NEWEST_PYTHON = (3, {older})", program.read_text()))
+    assert made.run("first", "use").shown["argv"] == ["first", "use"]
+    python = made.cache / made.environments()[0] / "bin/python"
+    script = "import h11, tomlkit, yaml; print(yaml.__with_libyaml__, yaml.safe_load('a: 1'))"
+    used = subprocess.run([python, "-I", "-c", script], capture_output=True, text=True, check=True)
+    assert used.stdout == "False {'a': 1}\n"
 
 
 def test_the_environment_is_private_and_outside_the_checkout(checkout: Checkout) -> None:
@@ -466,7 +495,7 @@ MARKING = "import os; os.close(os.open(os.environ['HOME'] + '/mark', os.O_CREAT)
         ("sed -i 's/^h11==.*/evil==1 \\\\/' requirements/run.txt", "requirements/run.txt"),
         ("sed -i '2i: > $HOME/mark' fumehood", "fumehood"),
         ("chmod a+w src/fumehood src/fumehood/errors.py", "src/fumehood"),
-        ("rm src/fumehood/core/concern.py", "src/fumehood/core/concern.py"),
+        ("rm src/fumehood/core/danger_facts.py", "src/fumehood/core/danger_facts.py"),
         ("cp -r src other; rm -r src; ln -s other src", "src"),
         ("mv tools moved; mkdir tools; cp moved/* tools; echo ': > $HOME/mark' >> tools/environment.sh", ""),
     ],

@@ -29,6 +29,7 @@ NESTED = ("run", "mcp", "web", "terminal", "desktop", "test")
 SEPARATE = ("fleet",)
 OUTDATED_KEPT_S = 30 * 24 * 3600
 LOCKED = ("--no-deps", "--require-hashes", "--only-binary=:all:")
+NEWEST_PYTHON = (3, 14)  # for which each package of requirements/run.txt is built
 PACKAGE = re.compile(r"^[\w.-]+==(?!.*sys_platform == '(?!linux))", re.MULTILINE)
 
 
@@ -195,20 +196,38 @@ def explain(exc: OSError | subprocess.CalledProcessError) -> str:
         return f"the environment can't be made: {exc}"
     if "install" not in exc.cmd:
         return f"{exc.cmd[0]} can't make one (see above); type: export FUMEHOOD_PYTHON=<another Python>"
-    return "the locked packages can't be installed (see above); is the package index reachable from here?"
+    trouble = "the locked packages can't be installed (see above); is the package index reachable from here?"
+    if sys.version_info[:2] > NEWEST_PYTHON:
+        version = "{}.{}".format(*sys.version_info)
+        trouble += f" If one is not built for Python {version} yet, type: export FUMEHOOD_PYTHON=<an older Python>"
+    return trouble
 
 
 def install(target: Path, name: str, python: str, lock: int) -> None:
-    """Install the packages of a lock: with uv if it is there and succeeds, else with pip."""
+    """Install the packages of a lock.
+
+    A newer Python gets those of requirements/run.txt as they were built for an older one: they need no compiled part.
+    """
+    uv = shutil.which("uv")
+    if sys.version_info[:2] > NEWEST_PYTHON:
+        older = f"--python-version={NEWEST_PYTHON[0]}.{NEWEST_PYTHON[1]}"
+        install_locked(target, "run", python, lock, uv, older, f"--target={site_packages(target)}")
+        if name == "run":
+            return
+        uv = None  # it would want them anew, and pip takes what is there
+    install_locked(target, name, python, lock, uv)
+
+
+def install_locked(target: Path, name: str, python: str, lock: int, uv: str | None, *options: str) -> None:
+    """Install the packages of one lock: with uv if it is there and succeeds, else with pip."""
     new_python, packages = target / "bin/python", CHECKOUT / f"requirements/{name}.txt"
     count = len(PACKAGE.findall(packages.read_text()))
     package_count = f"{count} package{'s'[: count != 1]}"
-    uv = shutil.which("uv")
     if uv is not None:
         print_progress(f"installing {package_count} with uv")
         try:
             # Copies, because changes to the files in uv's cache must not change what runs here.
-            line = [uv, "pip", "install", "--link-mode=copy", *LOCKED, "--python", new_python, "-r", packages]
+            line = [uv, "pip", "install", "--link-mode=copy", *LOCKED, *options, "--python", new_python, "-r", packages]
             return run_step(line, lock)
         except subprocess.CalledProcessError:
             print_progress("uv can't; trying with pip")
@@ -219,7 +238,8 @@ def install(target: Path, name: str, python: str, lock: int) -> None:
         run_step([new_python, "-I", "-m", "ensurepip"], lock)
         pip = [new_python, "-I", "-m", "pip"]
     # Not compiled, because the wrapper keeps bytecode in a directory of its own.
-    return run_step([*pip, "install", "--no-compile", "--progress-bar=off", *LOCKED, "-r", packages], lock, count)
+    line = [*pip, "install", "--no-compile", "--progress-bar=off", *LOCKED, *options, "-r", packages]
+    return run_step(line, lock, count)
 
 
 def run_step(command: list[str | Path], lock: int, count: int = 0) -> None:
@@ -252,6 +272,11 @@ def run_step(command: list[str | Path], lock: int, count: int = 0) -> None:
         raise subprocess.CalledProcessError(process.returncode, command)
 
 
+def site_packages(target: Path) -> Path:
+    """Return the directory of an environment's packages."""
+    return Path(sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)}))
+
+
 def add_sources(target: Path) -> None:
     """Let the environment's Python find Fumehood, and write the program that the wrapper starts.
 
@@ -261,16 +286,15 @@ def add_sources(target: Path) -> None:
     when they are called (RTLD_LAZY), because most never are. The commands that agents wait for, `run` and `hook`, find
     their modules in one file (fumehood/module_cache.py).
     """
-    sources = CHECKOUT / "src"
-    site_packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)}))
-    (site_packages / "fumehood-checkout.pth").write_bytes(os.fsencode(sources) + b"\n")
+    sources, packages = CHECKOUT / "src", site_packages(target)
+    (packages / "fumehood-checkout.pth").write_bytes(os.fsencode(sources) + b"\n")
     (target / "launch.py").write_text(
         "import _signal, gc, sys\n"
         "if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:\n"
         "    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)\n"  # until a command begins, Ctrl-C ends it without a word
         "gc.disable()\n"
         "sys.setdlopenflags(1)\n"
-        f"sys.path += [{str(sources)!a}, {str(site_packages)!a}]\n"
+        f"sys.path += [{str(sources)!a}, {str(packages)!a}]\n"
         f"sys.prefix = sys.exec_prefix = {str(target)!a}\n"
         "cache = None\n"
         "if sys.argv[1:2] in (['run'], ['hook']):\n"

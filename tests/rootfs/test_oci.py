@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
 
 from fumehood.errors import FumehoodError
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs.unpack import holds_image, unpack
-from mirror import tarball
+from mirror import tarball, zstd
 
 
 def folder(name: str) -> tarfile.TarInfo:
@@ -181,12 +180,12 @@ def test_an_odd_image_is_said_in_one_line(change: dict[str, bytes], tmp_path: Pa
 def test_what_zstd_compressed_is_unpacked(tmp_path: Path) -> None:
     half = len(LAYERS[0]) // 2
     # As `zstd:chunked` has it: several frames, and one at the end that is to be skipped.
-    frames = zstandard.compress(LAYERS[0][:half]) + zstandard.compress(LAYERS[0][half:])
+    frames = zstd(LAYERS[0][:half]) + zstd(LAYERS[0][half:])
     files = oci([frames + b"\x50\x2a\x4d\x18\x04\0\0\0abcd", *LAYERS[1:]])
     tree = unpacked(tmp_path, files)
     assert sorted(str(path.relative_to(tree)) for path in tree.rglob("*") if path.is_file()) == EXPECTED
     whole = tmp_path / "image.tar"
-    whole.write_bytes(zstandard.compress(whole.read_bytes()))
+    whole.write_bytes(zstd(whole.read_bytes()))
     again = tmp_path / "again"
     again.mkdir()
     top = open_top(str(again))

@@ -9,12 +9,11 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import zstandard
 
 from fumehood.errors import FumehoodError
 from fumehood.linux.nofollow import open_top
 from fumehood.rootfs.unpack import HostileTarball, Unpacking, unpack
-from mirror import tarball
+from mirror import tarball, zstd
 
 
 def entry(name: str, kind: bytes, link: str = "", mode: int = 0o755, **more: int) -> tarfile.TarInfo:
@@ -154,7 +153,7 @@ def test_a_damaged_tarball_is_said_in_one_line(tmp_path: Path) -> None:
     top = open_top(str(target))
     whole = gzip.compress(tarball(("a", os.urandom(100_000), 0o644)))
     try:
-        packed = zstandard.compress(tarball(("a", os.urandom(100_000), 0o644)))
+        packed = zstd(tarball(("a", os.urandom(100_000), 0o644)))
         cut = (whole[:50_000], whole[:5000] + b"x" * 500 + whole[5500:], packed[:50_000], packed[:9] + b"x" * 99)
         for content in (b"", b"no tarball", *cut):
             (tmp_path / "a").write_bytes(content)
