@@ -14,7 +14,7 @@ import pytest
 
 from fumehood import Sandbox
 from fumehood.linux import launcher, process
-from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.libc import InterruptSafeLock, InterruptsHeld
 from fumehood.service import layers as layering
 from fumehood.service import restore as restoring
 from fumehood.service import running
@@ -212,6 +212,29 @@ def test_ctrl_c_at_any_line_of_its_end_leaves_a_sandbox_that_can_be_closed(proje
             with suppress(KeyboardInterrupt):
                 lines_of(act, interrupt=number, below="service/started.py")
     sandbox.close()
+
+
+def test_ctrl_c_leaves_no_lock_locked_wherever_it_comes():
+    lock = InterruptSafeLock()
+    changed = threading.Condition(lock)
+
+    def interrupt(_number, _frame):
+        raise KeyboardInterrupt
+
+    def use_the_lock():
+        while True:
+            with lock, lock:
+                changed.notify_all()
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    try:
+        for _ in range(100):
+            with suppress(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_VIRTUAL, 0.001)
+                use_the_lock()
+            assert not lock._is_owned()
+    finally:
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def test_a_process_forked_meanwhile_has_the_handlers_of_before():

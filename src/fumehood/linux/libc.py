@@ -317,9 +317,30 @@ _FORK_WAIT_S, _LOCK_WAIT_S = 5.0, 0.02  # for all locks, and for one; after the 
 _skips_locks = False
 
 
+# A lock that Ctrl-C can't leave locked in a `with`. A `threading.Condition` is none: enter the lock that it is made of.
+if sys.version_info < (3, 14):
+    InterruptSafeLock = _thread.RLock
+else:
+
+    class InterruptSafeLock(_thread.RLock):
+        """The same for Python 3.14, which may raise an interrupt between taking a lock and the block.
+
+        The exit is RLock's own, for no interrupt can cut that.
+        """
+
+        def __enter__(self) -> bool:
+            before = self._recursion_count()
+            try:
+                return self.acquire()
+            except BaseException:
+                if self._recursion_count() > before:
+                    self.release()
+                raise
+
+
 def fork_safe_lock() -> Any:
     """Make a lock that a fork of this process waits for."""
-    lock = _thread.RLock()
+    lock = InterruptSafeLock()
     _locks.add(_weakref.ref(lock, _locks.discard))
     return lock
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import _signal  # type: ignore[import-not-found] # what `signal` is made of, without the enums around it
-import _thread
 import fcntl
 import os
 import select
 import sys
 import time
 
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, InterruptSafeLock
 from fumehood.linux.lock import Lock
 
 TYPE_CHECKING = False
@@ -84,7 +83,7 @@ class ProgramTerminal:
 
     def __init__(self, columns: int, rows: int) -> None:
         self._size = columns, rows
-        self._lock = _thread.allocate_lock()
+        self._lock = InterruptSafeLock()
         self.master = self.slave = -1
 
     def __enter__(self) -> ProgramTerminal:

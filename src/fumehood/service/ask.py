@@ -26,7 +26,7 @@ from fumehood.core.questions import ALLOW, CANCELLED, DENY, DENY_ONCE, NOBODY, T
 from fumehood.core.value import Value
 from fumehood.core.wording import Item
 from fumehood.errors import RAISED_BY, BadRequest
-from fumehood.linux.libc import InterruptsHeld, read_all, remove_file
+from fumehood.linux.libc import InterruptSafeLock, InterruptsHeld, read_all, remove_file
 from fumehood.linux.lock import Lock
 from fumehood.linux.terminal import block_resume_signal
 from fumehood.store.places import ID_LENGTH, Places, make_private, new_id
@@ -75,7 +75,7 @@ class Asked:
         None says that nobody is there, and leaves the question to the others.
         """
         option = None if answer is None else parse_answer(self.question, answer)
-        with self._race.changed:
+        with self._race.lock:
             if self._replied or self._race.is_over:
                 return False
             self._replied = True
@@ -87,13 +87,13 @@ class Asked:
 
     def attended(self, *, is_here: bool) -> None:
         """Say whether somebody is there now: as long as all are away, there is nobody to wait for."""
-        with self._race.changed:
+        with self._race.lock:
             self.is_away = not is_here
             self._race.look_around()
 
     def fail(self, error: BaseException) -> None:
         """Say that asking went wrong: whoever waits for the answer gets the error."""
-        with self._race.changed:
+        with self._race.lock:
             if not self._replied and not self._race.is_over:
                 self._replied = True
                 self._race.error = error
@@ -104,7 +104,7 @@ class Asked:
 
         From then on, before an answer counts here, `earlier` closes it there, and returns the answer that came first.
         """
-        with self._race.changed:
+        with self._race.lock:
             if self._race.is_over:
                 return None
             shown = show()
@@ -113,7 +113,7 @@ class Asked:
 
     def on_close(self, closing: Callable[[], object]) -> None:
         """Have something called once the question is settled: by the thread that waited, or at once if it is."""
-        with self._race.changed:
+        with self._race.lock:
             if self._closings is not None:
                 self._closings.append(closing)
                 return
@@ -154,7 +154,7 @@ class Asked:
 
     def close(self) -> None:
         """The question is settled: tell who shows it."""
-        with self._race.changed:
+        with self._race.lock:
             closings, self._closings = self._closings or [], None
         for closing in closings:
             closing()
@@ -164,7 +164,8 @@ class _Race:
     """Several who may answer, of whom the first counts."""
 
     def __init__(self, question: Question, size: int, seconds: float) -> None:
-        self.changed = threading.Condition()
+        self.lock = InterruptSafeLock()
+        self.changed = threading.Condition(self.lock)
         self.asked = [Asked(question, self, seconds) for _ in range(size)]
         self.earlier: Callable[[], str | None] = lambda: None
         self.error: BaseException | None = None
@@ -200,7 +201,7 @@ def ask_all(
                 break
             ask.put(asked)
         deadline = time.monotonic() + seconds
-        with race.changed:
+        with race.lock:
             while not race.is_over:
                 left = deadline - time.monotonic()
                 if left <= 0 or (cancelled is not None and cancelled()):
@@ -212,7 +213,7 @@ def ask_all(
         assert race.reply is not None
         return race.reply
     finally:
-        with race.changed:
+        with race.lock:
             if not race.is_over:  # an error: what comes now is too late
                 race.settle(Reply(answer=DENY_ONCE, reason=CANCELLED))
         for asked in race.asked:

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fumehood.errors import BadRequest
+from fumehood.linux.libc import InterruptSafeLock
 from fumehood.linux.process import KILL, STOP
 from fumehood.linux.terminal import ProgramTerminal
 from fumehood.service.listener import MAX_UNREAD, Bell
@@ -54,7 +55,8 @@ class Dialogue(Bell):
         self.report: Run | None = None
         self.error: BaseException | None = None
         self.has_started = False
-        self.lock = threading.Condition()
+        self._lock = InterruptSafeLock()
+        self._changed = threading.Condition(self._lock)
         numbers = count()
         self.outputs = {name: UnreadOutput(name, numbers, self.ring, as_text=as_text) for name in ("stdout", "stderr")}
         # On a terminal, both outputs come as the standard output.
@@ -80,7 +82,7 @@ class Dialogue(Bell):
                 report = perform()
             except BaseException as problem:  # noqa: BLE001 - raised to whoever waits
                 error = problem
-            with self.lock:
+            with self._lock:
                 self.report, self.error, self.has_started = report, error or self._function_error, True
                 for output in self.outputs.values():
                     output.is_ended = True
@@ -101,7 +103,7 @@ class Dialogue(Bell):
         # Functions registered last are called first: commands must end before their launcher is closed.
         atexit.unregister(end_all)
         atexit.register(end_all)
-        with self.lock:
+        with self._lock:
             self.has_started = True
             self._notify()
 
@@ -120,7 +122,7 @@ class Dialogue(Bell):
         output = self.outputs[name]
 
         def add(data: bytes) -> None:
-            with self.lock:
+            with self._lock:
                 output.add(data, is_dropped=output.is_full and not self.is_full(name))
                 self._notify()
 
@@ -135,7 +137,7 @@ class Dialogue(Bell):
         output = self.outputs.get(name)
         if output is None or not output.is_full:
             return False
-        with self.lock:
+        with self._lock:
             # Those who wait for this output can go on, for there is something to read.
             busy = [who for who, outputs in self._idle_waiters if output not in outputs]
             readers = [
@@ -165,7 +167,7 @@ class Dialogue(Bell):
 
     def advance(self) -> bool:
         """Carry one piece of what the program wrote; return False if there will be no more."""
-        with self.lock:
+        with self._lock:
             if not self._unwritten:
                 return not self._is_input_complete
             data = self._unwritten[0]
@@ -182,7 +184,7 @@ class Dialogue(Bell):
 
     def close(self) -> None:
         """Close the command's input, so that the command finds its end."""
-        with self.lock:
+        with self._lock:
             if self._input >= 0:
                 os.close(self._input)
             self._input, self._is_input_closed = -1, True
@@ -190,7 +192,7 @@ class Dialogue(Bell):
 
     def _notify(self) -> None:
         """Wake everybody who waits for a change; called with the lock held."""
-        self.lock.notify_all()
+        self._changed.notify_all()
         tasks, self._waiting_tasks = self._waiting_tasks, []
         for loop, has_changed in tasks:
             try:
@@ -210,7 +212,7 @@ class Dialogue(Bell):
         """
         self._check_process()
         until = None if timeout is None else monotonic() + timeout
-        with self.lock:
+        with self._lock:
             result = poll()
             if result is not None:
                 return result
@@ -218,7 +220,7 @@ class Dialogue(Bell):
             waiter = self._add_waiter(threading.current_thread(), outputs) if is_idle else None
             try:
                 while (result := poll()) is None:
-                    if not self.lock.wait(None if until is None else max(0.0, until - monotonic())):
+                    if not self._changed.wait(None if until is None else max(0.0, until - monotonic())):
                         raise TimeoutError("the command has not ended yet")
                 return result
             finally:
@@ -232,7 +234,7 @@ class Dialogue(Bell):
         self._check_process()
         loop = asyncio.get_running_loop()
         while True:
-            with self.lock:
+            with self._lock:
                 result = poll()
                 if result is not None:
                     return result
@@ -242,7 +244,7 @@ class Dialogue(Bell):
             try:
                 await has_changed.wait()
             finally:
-                with self.lock:
+                with self._lock:
                     if waiter is not None:
                         self._idle_waiters.remove(waiter)
                     self._waiting_tasks = [each for each in self._waiting_tasks if each[1] is not has_changed]
@@ -278,7 +280,7 @@ class Dialogue(Bell):
         """
         self._check_process()
         unwritten = bytearray(data)
-        with self.lock:
+        with self._lock:
             if self._is_input_complete:
                 raise ValueError("the command's input is closed")
             if data:
@@ -298,7 +300,7 @@ class Dialogue(Bell):
         if self.terminal is not None:
             self.write(_END_OF_INPUT)
             return
-        with self.lock:
+        with self._lock:
             self._is_input_complete = True
         self.ring()
 
@@ -311,7 +313,7 @@ class Dialogue(Bell):
 
     def fail(self, error: BaseException) -> None:
         """Have the command ended, and this error raised to whoever waits for it."""
-        with self.lock:
+        with self._lock:
             self._function_error = error
         self.ring()
 

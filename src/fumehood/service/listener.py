@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from fumehood.linux.libc import InterruptSafeLock
 from fumehood.linux.process import CHANGES
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Bell:
         self.request = ""
         self._eventfd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         # Reentrant: a garbage collection may ring the bell in a thread that is ringing it.
-        self._eventfd_lock = threading.RLock()
+        self._eventfd_lock = InterruptSafeLock()
 
     def fileno(self) -> int:
         """The descriptor to poll."""
@@ -61,7 +62,8 @@ class LoopListener(Bell):
         self._loop = loop
         self._queue: deque[tuple[str, int, Callable[..., object], tuple[str, ...]]] = deque()
         self._queued_sizes: dict[str, int] = {}  # by name: characters of an output, or the number of changes
-        self._changed = threading.Condition()
+        self._lock = InterruptSafeLock()
+        self._changed = threading.Condition(self._lock)
         self._has_work = asyncio.Event()
         self._is_ending = self._is_closed = False
         self._error: BaseException | None = None
@@ -71,7 +73,7 @@ class LoopListener(Bell):
         """Return what the attending thread calls instead of a function; `name` is an output's, or CHANGES."""
 
         def enqueue(*arguments: str) -> None:
-            with self._changed:
+            with self._lock:
                 if self._is_closed:
                     return
                 size = 1 if name == CHANGES else len(arguments[-1])
@@ -99,7 +101,7 @@ class LoopListener(Bell):
 
     def finish(self) -> None:
         """Wait until all calls are made, and raise what a function raised."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._is_closed or not self._queue)
         if self._error is not None:
             raise self._error
@@ -114,7 +116,7 @@ class LoopListener(Bell):
 
     def drop(self) -> None:
         """Make no more calls: the event loop has ended, or waits for the command itself."""
-        with self._changed:
+        with self._lock:
             self._is_closed = True
             self._queue.clear()
             self._queued_sizes.clear()
@@ -148,7 +150,7 @@ class LoopListener(Bell):
             self._error = error
             return False
         was_full = self.is_full(name)
-        with self._changed:
+        with self._lock:
             if self._is_closed:
                 return False
             self._queue.popleft()

@@ -14,6 +14,7 @@ from fumehood.core.questions import CANCELLED, NOBODY, TOO_LATE, Decision
 from fumehood.core.report import NOT_GRANTED, SAID_NO, Blocked, Connection, Run
 from fumehood.core.wording import MOST_ITEMS
 from fumehood.errors import Unavailable
+from fumehood.linux.libc import InterruptSafeLock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class LiveQuestions:
 
     def __init__(self, decide_host: Callable[[str, Callable[[], bool]], Decision]) -> None:
         self._decide_host = decide_host
-        self._changed = threading.Condition()
+        self._lock = InterruptSafeLock()
+        self._changed = threading.Condition(self._lock)
         self._turn = threading.Lock()  # one question at a time
         self._answers: dict[str, Decision | None] = {}  # None: not answered yet
         self._error: BaseException | None = None
@@ -48,7 +50,7 @@ class LiveQuestions:
 
     def refusal(self, place: str) -> str:
         """Wait for the answer about a `host:port`; returns why it is refused, or "" if it is granted."""
-        with self._changed:
+        with self._lock:
             is_new = place not in self._answers
             if is_new:
                 refusal = self._refusal_reason or (_TOO_MANY if len(self._answers) >= MOST_ITEMS else "")
@@ -57,7 +59,7 @@ class LiveQuestions:
                 self._answers[place] = None
         if is_new:
             self._answer(place)
-        with self._changed:
+        with self._lock:
             while (decision := self._answers[place]) is None:
                 self._changed.wait()
         return "" if decision.allowed else decision.reason or SAID_NO
@@ -76,21 +78,21 @@ class LiveQuestions:
             decision = self.decide_in_turn(decide)
         except BaseException as error:  # noqa: BLE001 - handed on to the thread that attends the command
             self._error = error
-        with self._changed:
+        with self._lock:
             self._answers[place] = decision
             self._changed.notify_all()
             self._wake()
 
     def decide_in_turn(self, decide: Callable[[Callable[[], bool]], Decision]) -> Decision:
         """Call `decide` when it is this question's turn; from now on the command waits for a person."""
-        with self._changed:
+        with self._lock:
             if not self._waiting:
                 self._since = time.monotonic()
             self._waiting += 1
             self._wake()
         try:
             with self._turn:
-                with self._changed:
+                with self._lock:
                     # Not before the attending thread knows: until then it passes on what the person types.
                     while not self.is_open and not self._refusal_reason:
                         self._changed.wait()
@@ -98,7 +100,7 @@ class LiveQuestions:
                         return Decision(allowed=False, reason=self._refusal_reason)
                 return decide(lambda: bool(self._refusal_reason))
         finally:
-            with self._changed:
+            with self._lock:
                 self._waiting -= 1
                 if not self._waiting:
                     self._waited_s += time.monotonic() - self._since
@@ -116,7 +118,7 @@ class LiveQuestions:
 
     def drain(self) -> None:
         """Take note of questions that were put or answered; raises an error that asking has raised."""
-        with self._changed:
+        with self._lock:
             os.eventfd_read(self._event)
             self.is_open = self._waiting > 0
             self._changed.notify_all()
@@ -126,7 +128,7 @@ class LiveQuestions:
     @property
     def waited_s(self) -> float:
         """Seconds that the command has waited for a person so far."""
-        with self._changed:
+        with self._lock:
             return self._waited_s + (time.monotonic() - self._since if self._waiting else 0.0)
 
     def close(self) -> None:
@@ -134,20 +136,20 @@ class LiveQuestions:
         self._refuse_from_now_on(CANCELLED)
 
     def _refuse_from_now_on(self, reason: str) -> None:
-        with self._changed:
+        with self._lock:
             self._refusal_reason = self._refusal_reason or reason
             self._changed.notify_all()
 
     def finish(self) -> None:
         """Close the descriptor, when no connection waits any more."""
-        with self._changed:
+        with self._lock:
             os.close(self._event)
             self._event = -1
 
     @property
     def granted(self) -> tuple[str, ...]:
         """The hosts that a person said yes to."""
-        with self._changed:
+        with self._lock:
             return tuple(place for place, answer in self._answers.items() if answer is not None and answer.allowed)
 
 

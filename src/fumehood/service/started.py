@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fumehood.core.report import Run
 from fumehood.core.request import encode_text
 from fumehood.errors import BadRequest, FumehoodError
-from fumehood.linux.libc import InterruptsHeld
+from fumehood.linux.libc import InterruptSafeLock, InterruptsHeld
 from fumehood.linux.process import KILL, STOP
 from fumehood.linux.terminal import ProgramTerminal
 from fumehood.service.dialogue import PIECE, Dialogue, UnreadOutput
@@ -262,7 +262,7 @@ class Started:
 
 # ---- Commands that threads run to their end. Closing their store ends them first, and waits.
 
-_lock = threading.Lock()
+_lock = InterruptSafeLock()
 _underway: weakref.WeakKeyDictionary[Store, set[Underway]] = weakref.WeakKeyDictionary()
 _closed: weakref.WeakSet[Store] = weakref.WeakSet()
 
@@ -318,7 +318,7 @@ def end_underway(store: Store) -> None:
 def _forget_underway() -> None:
     """Forget the threads, which do not exist in a forked child; one of them may have held the lock."""
     global _lock
-    _lock = threading.Lock()
+    _lock = InterruptSafeLock()
     _underway.clear()
 
 
