@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 
 from fumehood.core.hosts import printable_host
 from fumehood.core.report import Connection
+from fumehood.linux.libc import InterruptSafeLock
 
 MOST_LINES = 1000  # of one run; connections beyond that are counted together with others of their kind
 OTHERS = "(others)"
@@ -50,7 +50,7 @@ class ConnectionAudit:
     """All connections of one run."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = InterruptSafeLock()
         self._open: set[Entry] = set()
         self._lines: dict[object, Connection] = {}
 
