@@ -72,8 +72,14 @@ def test_a_session_that_ran_nothing_here_is_named(cli: Cli, applied: str) -> Non
     assert cli("log", "--session", "other").stdout == "nothing has run in session other yet; fumehood run -- COMMAND\n"
 
 
+@pytest.mark.parametrize("network", [["--network=pypi.org"], ["--network", "pypi.org"]])
+def test_the_network_takes_no_host_and_says_what_does(network: list[str], cli: Cli) -> None:
+    told = "--network takes no value", "for one host: --allow-host pypi.org"
+    assert refused(cli("run", *network, "--", "true")) == told
+
+
 def test_an_option_that_takes_no_value_says_so(cli: Cli) -> None:
-    assert refused(cli("run", "--network=yes", "--", "true"))[0] == "--network takes no value"
+    assert refused(cli("run", "--hold=yes", "--", "true"))[0] == "--hold takes no value"
 
 
 def test_what_is_in_conflict_is_said_to_be(cli: Cli, project: Path) -> None:

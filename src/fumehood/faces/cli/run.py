@@ -135,12 +135,15 @@ def parse_options(
                 errors.append(BadRequest(f"{name} needs a value", hint="fumehood run --help"))
             options.values.setdefault(name, []).append(value)
         elif name in FLAGS or name in extra_flags:
-            errors.append(BadRequest(f"{name} takes no value", hint=hint))
+            one_host = f"for one host: --allow-host {value}" if name == "--network" and value else hint
+            errors.append(BadRequest(f"{name} takes no value", hint=one_host))
         elif word.startswith("-"):
             all_options = FLAGS | extra_flags | VALUE_OPTIONS | extra_options
             suggestion = suggest(name, all_options - _HOOK_FLAGS - _HOOK_VALUE_OPTIONS)
             errors.append(BadRequest(f"there is no option {name}", hint=suggestion or hint))
         else:
+            if "--network" in options.flags and remaining[:1] == ["--"]:  # no program would be called so
+                errors.append(BadRequest("--network takes no value", hint=f"for one host: --allow-host {word}"))
             remaining.insert(0, word)
             break
     options.command_words = remaining
