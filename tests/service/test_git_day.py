@@ -41,6 +41,7 @@ DAY = {
     "pop the stash": "git stash pop -q; git checkout -q one; rm untracked",
     "tag": "git tag light; git tag -a -m 'version 1' v1; git push -q origin v1",
     "fetch": "git fetch -q --prune --tags",
+    "default branch": "git remote set-head origin main",  # newer versions do so when they fetch
     "pull": "git switch -q main; git pull -q; git pull -q --rebase; git merge -q --ff-only origin/main",
     "follow": "git switch -q -c follower --track origin/topic; git switch -q main",
     "follow a branch here": "git branch -q --track below main",

@@ -165,7 +165,7 @@ def git_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, root_f
     """Judge a file or symlink by git's rules."""
     if is_dot_git(parts[-1]):
         return _pointer(change, facts, root_facts)
-    in_dot_git = any(map(is_dot_git, parts[:-1]))
+    in_dot_git = any(map(is_dot_git, (facts.root.rpartition("/")[2].lower(), *parts[:-1])))
     tails = paths_in_git_directories(change, parts, root_facts)
     if change.kind == SYMLINK and (in_dot_git or any(tail[0] in _OWN for tail in tails)):
         return hold("git-redirect", "a link in a git directory leads git elsewhere")
