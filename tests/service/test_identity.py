@@ -65,7 +65,7 @@ def test_on_the_host_who_is_in_no_list_has_a_name(person, project, need):
     need(not tried.returncode, f"nobody can be a stranger here: {tried.stderr}")
     environment = {**os.environ, "PYTHONPATH": ":".join(entry for entry in sys.path if entry), "USER": "ada"}
     environment.pop("LOGNAME", "")
-    command = f"whoami; id -gn; python3 -c '{WHO}'; {COMMIT}"
+    command = f"whoami; id -gn; env -u PYTHONPATH python3 -c '{WHO}'; {COMMIT}"
     done = subprocess.run(
         [*line, *command_line(), "run", "--", command], env=environment, cwd=project, capture_output=True, text=True,
         check=False,

@@ -306,3 +306,24 @@ def test_a_sandbox_that_is_never_closed_leaves_nothing_open_and_no_warning(home,
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", FORGETFUL, str(project)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=LONG_S)
     assert (done.stdout, done.stderr, done.returncode) == ("in\ntwo\none\n", "", 0)
+
+
+THREADED = """
+import sys, threading
+from fumehood import Sandbox
+
+end = threading.Event()
+threading.Thread(target=end.wait).start()
+with Sandbox(sys.argv[1]) as sandbox:
+    for name in ("a", "b"):
+        print(sandbox.session(name).run("echo one").output, end="")
+end.set()
+"""
+
+
+@sandboxed
+def test_a_program_with_threads_that_makes_errors_of_warnings_can_run_sessions(home, project):
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(SOURCE), *filter(None, sys.path)])}
+    command = [sys.executable, "-W", "error", "-c", THREADED, str(project)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=LONG_S)
+    assert (done.stdout, done.stderr, done.returncode) == ("one\none\n", "", 0)

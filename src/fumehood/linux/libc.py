@@ -348,6 +348,12 @@ def fork_safe_lock() -> Any:
 def fork_without_locks() -> int:
     """Fork a child that becomes another program at once: it uses none of the locks, so they are not waited for."""
     global _skips_locks
+    if _thread._count():
+        import warnings
+
+        # Python warns of the threads' locks. Since 3.15, where warnings are errors, that would take the place of the
+        # child's number.
+        warnings.filterwarnings("ignore", ".*fork", DeprecationWarning, r"fumehood\.linux\.libc")
     _skips_locks = True
     try:
         return os.fork()

@@ -180,7 +180,7 @@ class _JsonOptions:
     """The options of the C parser: the defaults of `json.loads`."""
 
     strict = True
-    object_hook = object_pairs_hook = None
+    object_hook = object_pairs_hook = array_hook = None
     parse_float = parse_constant = float
     parse_int = int
 
