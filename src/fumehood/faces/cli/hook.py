@@ -166,8 +166,10 @@ def _parse_json(data: bytes) -> object:
         value, end = make_scanner(_JsonOptions)(text, 0)  # type: ignore[arg-type]
         if end == len(text):
             return value
-    except (StopIteration, ValueError, SystemError):
-        pass  # parse again below, for the message; SystemError comes when the C part misses its exception class
+    except (StopIteration, ValueError, SystemError, AttributeError):
+        # Parse again below, for the message. SystemError comes when the C part misses its exception class, and
+        # AttributeError when that of a newer Python asks for an option that is not known here.
+        pass
     import json
 
     try:
