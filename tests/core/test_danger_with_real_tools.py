@@ -108,7 +108,7 @@ def run(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
     config = tmp_path / "gitconfig"
     config.write_text(
         "[user]\nname = A\nemail = a@b\n[init]\ndefaultBranch = main\n[protocol \"file\"]\nallow = always\n"
-        "[commit]\ngpgSign = false\n"
+        "[commit]\ngpgSign = false\n[maintenance]\nautoDetach = false\n"  # nothing goes on while the project is copied
     )
     for name, value in {
         "GIT_CONFIG_GLOBAL": str(config), "GIT_CONFIG_NOSYSTEM": "1", "npm_config_cache": str(tmp_path / "npm"),
