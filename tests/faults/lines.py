@@ -123,10 +123,13 @@ def alone(act: str, interrupt: int, cache: str) -> dict[str, object]:
                 os.write(2, repr(error).encode())
             finally:
                 os._exit(0)
-        os.waitpid(child, 0)
-        written = top / "result"
+        status = os.waitpid(child, 0)[1]
+        written, said = top / "result", top / "said"
         result: dict[str, object] = json.loads(written.read_text()) if written.exists() else {}
-        return result | {"said": (top / "said").read_text()}
+        if not said.exists():
+            there = os.listdir(top) if top.exists() else "no directory"
+            return result | {"said": f"it ended with {status} before it could say anything; there is {there}"}
+        return result | {"said": said.read_text()}
 
 
 def wrong(result: dict[str, object], after: object) -> str:

@@ -159,5 +159,5 @@ def test_what_a_person_did_after_the_death_stays_and_the_original_is_kept(staged
 def test_ctrl_c_at_any_line_leaves_a_program_that_can_go_on():
     tool = Path(__file__).parent / "lines.py"
     done = subprocess.run([sys.executable, "-P", tool, "1/300"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^\d{2,} lines, 0 wrong$", done.stdout, re.MULTILINE), done.stdout
