@@ -156,6 +156,7 @@ def test_what_a_person_did_after_the_death_stays_and_the_original_is_kept(staged
 
 
 @pytest.mark.long
+@pytest.mark.alone  # beside others, a process of it was gone before it began, twice: lines.py tells more the next time
 def test_ctrl_c_at_any_line_leaves_a_program_that_can_go_on():
     tool = Path(__file__).parent / "lines.py"
     done = subprocess.run([sys.executable, "-P", tool, "1/300"], capture_output=True, text=True, check=False)
