@@ -78,6 +78,12 @@ def test_the_network_takes_no_host_and_says_what_does(network: list[str], cli: C
     assert refused(cli("run", *network, "--", "true")) == told
 
 
+def test_after_network_a_program_may_have_two_dashes_as_its_first_word(cli: Cli) -> None:
+    done = cli("run", "--network", "echo", "--", "x")
+    assert (done.returncode, done.stdout) == (126, "")  # nobody is there to allow it
+    assert "with network access: echo -- x" in done.stderr
+
+
 def test_an_option_that_takes_no_value_says_so(cli: Cli) -> None:
     assert refused(cli("run", "--hold=yes", "--", "true"))[0] == "--hold takes no value"
 

@@ -142,7 +142,7 @@ def parse_options(
             suggestion = suggest(name, all_options - _HOOK_FLAGS - _HOOK_VALUE_OPTIONS)
             errors.append(BadRequest(f"there is no option {name}", hint=suggestion or hint))
         else:
-            if "--network" in options.flags and remaining[:1] == ["--"]:  # no program would be called so
+            if "--network" in options.flags and remaining[:1] == ["--"] and _names_host(word):
                 errors.append(BadRequest("--network takes no value", hint=f"for one host: --allow-host {word}"))
             remaining.insert(0, word)
             break
@@ -152,6 +152,15 @@ def parse_options(
             errors.append(BadRequest(f"{first} and {second} can't be used together", hint=alternative))
     options.error = errors[0] if errors else None
     return options
+
+
+def _names_host(word: str) -> bool:
+    """Return True if a word must be a host: it is written like one, and no program here is called so."""
+    if "/" in word or ("." not in word and ":" not in word):
+        return False
+    from shutil import which
+
+    return which(word) is None
 
 
 def main(arguments: Sequence[str], variant: RunVariant | None = None) -> int:
