@@ -96,14 +96,14 @@ def second_user() -> Iterator[tuple[Account, Path]]:
 
 # Makes the environment of a checkout with existing packages, instead of packages from an index.
 WITH_PACKAGES = """
-import os, sys, sysconfig
+import os, sys
 checkout, packages = sys.argv[1:]
 sys.path.insert(0, checkout + "/tools")
 import environment
 def install(target, *_):
-    site_packages = sysconfig.get_path("purelib", "venv", {"base": str(target), "platbase": str(target)})
-    os.rmdir(site_packages)
-    os.rename(packages, site_packages)
+    own = environment.site_packages(target)
+    os.rmdir(own)
+    os.rename(packages, own)
 environment.install = install
 sys.argv[1:] = checkout, "test"
 sys.exit(environment.main())

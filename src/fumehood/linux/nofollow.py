@@ -14,7 +14,7 @@ from fumehood.linux.lock import Lock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _BENEATH = libc.RESOLVE_BENEATH | libc.RESOLVE_NO_SYMLINKS | libc.RESOLVE_NO_MAGICLINKS
 _LONGEST_RAW_PATH = 3000  # bytes passed to the kernel at once; its own limit is 4096
@@ -282,22 +282,18 @@ class AccessibleTree(Closable):
 
     def open_to_read(self, path: str, flags: int = LISTING) -> int:
         """Open a directory to read it, even if it is closed to its owner."""
-        try:
-            directory = self._parents.open(path, flags)
-        except PermissionError:
-            self.make_accessible(path)
-            return self._parents.open(path, flags)
-        if os.fstat(directory).st_mode & 0o500 != 0o500:
-            self.make_accessible(path)
-        return directory
+        return self._reach(path, self._parents.open, flags)
 
     def get_to_read(self, path: str) -> int:
-        """Return a descriptor of a directory, even if it is closed to its owner; it is valid until the next call."""
+        """Return a descriptor of a directory as `open_to_read` does; it is valid until the next call."""
+        return self._reach(path, self._parents.get)
+
+    def _reach(self, path: str, look_up: Callable[..., int], *flags: int) -> int:
         try:
-            directory = self._parents.get(path)
+            directory = look_up(path, *flags)
         except PermissionError:
             self.make_accessible(path)
-            return self._parents.get(path)
+            return look_up(path, *flags)
         if os.fstat(directory).st_mode & 0o500 != 0o500:
             self.make_accessible(path)
         return directory

@@ -483,9 +483,6 @@ class Attempt:
             prepare_next_run(store, project, run)
 
 
-# ---- What surrounds a command.
-
-
 def why_ended_early(outcome: Outcome, caller: Caller) -> str:
     """Return why a command did not end by itself, so that its changes must be held; "" if it did.
 
@@ -507,6 +504,9 @@ def why_ended_early(outcome: Outcome, caller: Caller) -> str:
     if outcome.interrupted and caller.cancelled is not None and caller.cancelled():
         return "ended by the program that asked for it"
     return "ended by the time limit" if outcome.timed_out else ""
+
+
+# ---- What surrounds a command.
 
 
 def build_world(hood: Hood, request: Request, run: str, session_run: SessionRun | None = None) -> World:
