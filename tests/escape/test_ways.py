@@ -8,6 +8,7 @@ import pytest
 
 from conftest import fresh_directory, need, remove_tree, scratch
 from fumehood import Policy, Sandbox
+from fumehood.core.policy import Profile
 from fumehood.linux import bwrap, confine
 from fumehood.linux.probe import host
 from fumehood.store.places import places
@@ -202,4 +203,19 @@ def test_with_no_bubblewrap_does_a_link_that_a_command_left_lead_a_mount_outside
     policy = Policy(capture=capture, tmp="project", mask=("sub/deep/.env", "sub-file", "sub/.env"))
     with Sandbox(project, policy=policy, session="links") as sandbox:
         assert sandbox.run("readlink sub").stdout == f"/oldroot{outside}\n"
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["kernel", "bwrap", "copy"], indirect=True)
+def test_a_link_that_is_left_in_kept_scratch_does_not_lead_another_profiles_scratch_outside(
+    way, home, project, test_directory
+):
+    outside, cache = test_directory / "outside", home / "cache"
+    outside.mkdir()
+    (cache / "sub/inner").mkdir(parents=True)
+    one = Profile(match=("touch",), scratch=(str(cache),))
+    both = Profile(match=("cat",), scratch=(str(cache), f"{cache}/sub/inner"))
+    with Sandbox(project, policy=Policy(capture=way, profiles=(one, both))) as sandbox:
+        sandbox.run(f"touch x; rm -rf {cache}/sub; ln -s /oldroot{outside} {cache}/sub")
+        assert sandbox.run(f"cat x; echo x > {cache}/sub/inner/y").exit_code == 0
     assert list(outside.iterdir()) == []

@@ -188,7 +188,7 @@ def _check_links_out(machine: Host, state_dir: str) -> list[Ability]:
     """Report of each bubblewrap in use whether a link can lead its mounts out, and whether that is reached here."""
     abilities = []
     for bwrap in dict.fromkeys(each for each in (machine.bwrap, machine.overlay_bwrap) if each):
-        detail = "only a profile's scratch inside another's reaches it: bubblewrap mounts all here"
+        detail = "not reached behind a link that a command left, although bubblewrap mounts all here"
         if machine.makes_namespaces:
             detail = 'not reached: bubblewrap mounts nothing but /proc; with capture = "bwrap" it mounts all'
         is_fixed = not bubblewrap.follows_links_out(bwrap, state_dir)
