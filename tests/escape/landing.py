@@ -328,6 +328,24 @@ def replaces_a_program_of_an_environment(case: Case) -> Plot:
     return Plot("echo evil >> .venv/bin/activate", check=lambda: "evil" in _text(script))
 
 
+@attack(LANDED)
+def makes_an_environment_anew(case: Case) -> Plot:
+    """Removes a virtual environment; the next command makes one whose Python, which editors start, is a script."""
+    python = case.project / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/usr/bin/python3")
+    (case.project / ".venv/pyvenv.cfg").write_text("home = /usr/bin\n")
+
+    def is_started() -> bool:
+        if os.access(python, os.X_OK):
+            subprocess.run([python, "-c", "pass"], check=False)
+        return case.was_marked()
+
+    made = "mkdir -p .venv/bin; echo home = /usr/bin > .venv/pyvenv.cfg; cd .venv/bin; chmod +x python"
+    script = f"printf '#!/bin/sh\\ntouch {case.marker}\\n' > python"
+    return Plot("rm -rf .venv", then=made.replace("chmod", f"{script}; chmod"), check=is_started)
+
+
 @attack(LANDED, needs=has_program("git"))
 def promises_missing_objects(case: Case) -> Plot:
     """Makes a repository that lacks objects, which a plain git status then gets from a server of the attacker's."""
