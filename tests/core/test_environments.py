@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fumehood.core.changes import DELETED, FILE, MODIFIED, SYMLINK, TYPE, Change
+from fumehood.core.changes import ADDED, DELETED, FILE, MODIFIED, SYMLINK, TYPE, Change
 from fumehood.core.danger import ChangeFacts, Concern, RootFacts, find_concern, possible_environments, wants_facts
-from judging import NO_RULES, ROOT, added, is_held, modified, stamp
+from judging import NO_RULES, ROOT, added, is_flagged, is_held, modified, stamp
 
 GROUND = RootFacts(roots=(ROOT,), environments=frozenset({(0, ".venv"), (0, "")}))
 PYTHON = f"{ROOT}/.venv/bin/python3"
+NEW = GROUND.replace(new_environments=GROUND.environments)  # made by the same run
 OLD_PIP = f"""#!{PYTHON}
 # -*- coding: utf-8 -*-
 import re
@@ -45,14 +46,16 @@ def replaced(path: str, new: str, old: str = "old") -> Concern | None:
     return find_concern(modified(path), ChangeFacts(old=old.encode(), new=new.encode(), root=ROOT), NO_RULES, GROUND)
 
 
-def brought(path: str, new: str = "evil") -> Concern | None:
-    return find_concern(added(path), ChangeFacts(new=new.encode(), root=ROOT), NO_RULES, GROUND)
+def brought(path: str, new: str = "evil", ground: RootFacts = GROUND) -> Concern | None:
+    return find_concern(added(path), ChangeFacts(new=new.encode(), root=ROOT), NO_RULES, ground)
 
 
-def linked(path: str, target: str, old: str | None = None, change: str = MODIFIED) -> Concern | None:
+def linked(
+    path: str, target: str, old: str | None = None, change: str = MODIFIED, ground: RootFacts = GROUND
+) -> Concern | None:
     made = Change(0, path, change, SYMLINK, before=stamp(SYMLINK), after=stamp(SYMLINK))
     facts = ChangeFacts(target=target, old=None if old is None else old.encode(), root=ROOT)
-    return find_concern(made, facts, NO_RULES, GROUND)
+    return find_concern(made, facts, NO_RULES, ground)
 
 
 @pytest.mark.parametrize("path", [".venv/bin/ruff", ".venv/bin/activate", ".venv/bin/pip", "bin/tool"])
@@ -167,3 +170,61 @@ def test_a_link_to_python_is_no_other_program() -> None:
     for target, harmless in (("python", False), ("../../evil", False), ("/usr/bin/git", True)):
         about = find_concern(added(".venv/bin/git", SYMLINK), ChangeFacts(target=target, root=ROOT), NO_RULES, ground)
         assert is_held(about) != harmless
+
+
+@pytest.mark.parametrize("ground", [GROUND, NEW])
+@pytest.mark.parametrize("name", ["python", "python3", "python3.13t", "python3.12d", "pypy3.10", "graalpy"])
+def test_a_python_is_a_link_to_one_out_of_reach_whether_the_environment_is_new_or_not(
+    name: str, ground: RootFacts
+) -> None:
+    path = f".venv/bin/{name}"
+    assert wants_facts(added(path), ground)
+    assert is_held(brought(path, "#!/bin/sh\nevil\n", ground))
+    assert is_held(brought(path, NEW_PIP, ground))
+    assert is_held(find_concern(added(path), None, NO_RULES, ground))
+    for target in ("../../evil/bin/python3", f"{ROOT}/evil/bin/python3", "/tmp/bin/python3", "evil"):
+        assert is_held(linked(path, target, change=ADDED, ground=ground)), target
+    for target in ("/usr/bin/python3.12", "/home/someone/.local/share/uv/python/cpython-3.13/bin/python3.13t"):
+        assert is_flagged(linked(path, target, change=ADDED, ground=ground)), target
+    for target in ("python", "python3.13t"):
+        assert linked(path, target, change=ADDED, ground=ground) is None
+
+
+def test_a_new_environment_has_its_own_programs_and_a_python_of_the_host() -> None:
+    assert brought(".venv/bin/pip", "#!/elsewhere/python\n", NEW) is None  # as one that was moved has it
+    assert brought(".venv/bin/ruff", ground=NEW) is None
+    assert is_flagged(brought(".venv/bin/activate", ground=NEW))
+    assert brought(".venv/pyvenv.cfg", "home = /usr/bin\n", NEW) is None
+    assert is_held(brought(".venv/pyvenv.cfg", f"home = {ROOT}/evil\n", NEW))
+    for ground in (GROUND, NEW):
+        assert is_held(linked(".venv/bin", "../evil", change=ADDED, ground=ground))
+    assert linked(".venv", "other", change=TYPE, ground=NEW) is None
+
+
+@pytest.mark.parametrize("place", ["", "/tmp/bin/python3", f"{ROOT}/evil", "../../evil"])
+def test_settings_do_not_make_an_environment_of_a_program_that_stood_there(place: str) -> None:
+    settings = ChangeFacts(new=b"home = /usr/bin\n", root=ROOT, pythons=("python3", "/usr/bin/python3"))
+    assert find_concern(added(".venv/pyvenv.cfg"), settings, NO_RULES, NEW) is None
+    settings = settings.replace(pythons=("python3", place))
+    assert is_held(find_concern(added(".venv/pyvenv.cfg"), settings, NO_RULES, NEW))
+
+
+TEMPLATE = b"VIRTUAL_ENV=__VENV_DIR__\nPATH=$VIRTUAL_ENV/__VENV_BIN_NAME__:$PATH\nPS1=__VENV_PROMPT__$PS1\n"
+
+
+@pytest.mark.parametrize(
+    ("new", "passes"),
+    [
+        (f"VIRTUAL_ENV={ROOT}/.venv\nPATH=$VIRTUAL_ENV/bin:$PATH\nPS1='(.venv) '$PS1\n", True),
+        (f"VIRTUAL_ENV='{ROOT}/.venv'\nPATH=$VIRTUAL_ENV/'bin':$PATH\nPS1='.venv'$PS1\n", True),
+        (f"VIRTUAL_ENV={ROOT}/evil\nPATH=$VIRTUAL_ENV/bin:$PATH\nPS1='(.venv) '$PS1\n", False),
+        (f"VIRTUAL_ENV={ROOT}/.venv\nPATH=$VIRTUAL_ENV/bin:$PATH\nPS1=$(evil)$PS1\n", False),
+        (f"VIRTUAL_ENV={ROOT}/.venv\nPATH=$VIRTUAL_ENV/bin:$PATH\nPS1='(.venv) '$PS1\nevil\n", False),
+    ],
+)
+def test_a_text_for_shells_is_what_the_interpreter_fills_in(new: str, passes: bool) -> None:
+    facts = ChangeFacts(new=new.encode(), root=ROOT, templates=(b"", TEMPLATE))
+    for made in (added(".venv/bin/activate"), modified(".venv/bin/activate")):
+        assert is_held(find_concern(made, facts, NO_RULES, GROUND)) != passes
+    odd = facts.replace(new=new.replace(ROOT, "/x;evil").encode(), root="/x;evil")
+    assert is_held(find_concern(added(".venv/bin/activate"), odd, NO_RULES, GROUND))

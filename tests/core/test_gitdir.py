@@ -239,3 +239,21 @@ def test_a_rebase_under_way_is_judged_whatever_the_git_directory_is_called(todo:
     ground = gather_root_facts([change], repositories=possible_repositories([change]))
     assert wants_facts(change, ground)
     assert is_held(find_concern(change, ChangeFacts(new=b"exec evil\n", root=ROOT), NO_RULES, ground))
+
+
+LENDERS = [".git/objects/info/alternates", "x.git/objects/info/alternates", ".git/modules/sub/objects/info/alternates"]
+
+
+@pytest.mark.parametrize("path", LENDERS)
+def test_git_borrows_objects_in_the_project_only(path: str) -> None:
+    up = "../" * (path.count("/") - 1)  # from the directory of objects
+    assert wants_facts(added(path))
+    for inside in (f"{ROOT}/one/.git/objects", f"{up}one/.git/objects", "# a note", ""):
+        assert file(path, f"{inside}\n".encode()) is None
+    for outside in ("/home/someone/other/.git/objects", f"{up}../other/.git/objects", f"{ROOT}/a/../../b", '"/quoted"'):
+        assert is_held(file(path, f"{ROOT}/one/.git/objects\n{outside}\n".encode()))
+        assert file(path, f"{outside}\n".encode(), old=f"x\n{outside}\n".encode()) is None
+    assert is_held(file(path.replace("alternates", "http-alternates"), b"http://evil/x\n"))
+    assert is_held(find_concern(added(path), None, NO_RULES))
+    assert is_held(find_concern(added(path, SYMLINK), ChangeFacts(target="x", root=ROOT), NO_RULES))
+    assert file("other/info/alternates", b"/etc\n") is None

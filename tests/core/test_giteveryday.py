@@ -26,9 +26,9 @@ EVERYDAY = [
 ]  # fmt: skip
 SENDING = [
     "remote.origin.url=https://evil", "remote.origin.pushurl=https://evil", "remote.origin.push=+main:production",
-    "remote.origin.mirror=true", "remote.origin.promisor=true", "remote.origin.partialCloneFilter=blob:none",
+    "remote.origin.mirror=true",
     "remote.origin.fetch=+refs/heads/*:refs/heads/*", "remote.origin.tagOpt=--tags", "remote.origin.prune=true",
-    "remote.pushDefault=evil", "remote.evil.url=https://evil", "extensions.partialClone=origin",
+    "remote.pushDefault=evil", "remote.evil.url=https://evil",
     "branch.main.remote=https://evil", "branch.main.remote=evil", "branch.main.remote=/tmp/evil", "branch.main.remote=",
     "branch.main.remote=../evil", "branch.main.pushRemote=origin", "branch.main.merge=main:production",
     "push.default=matching", "push.followTags=true", "remotes.default=evil", "submodule.lib.url=https://evil",

@@ -30,6 +30,7 @@ EXECUTING = [
     "rebase.instructionFormat=%s%nexec evil", "branch.main.mergeOptions=-s evil", "lfs.customtransfer.x.path=evil",
     "remote.x.url=ext::sh -c evil", "remote.x.url=--upload-pack=evil", "remote.x.pushurl=evil::x",
     "branch.main.remote=ext::evil", "submodule.x.url=-evil", "extensions.refStorage=files:///tmp/evil",
+    "extensions.partialClone=origin", "remote.x.promisor=true", "remote.x.partialCloneFilter=blob:none",
     "merge.tool=../../../evil", "diff.guitool=../evil", "unheard.of=1", "core.unheardOf=1", "tig.bind=evil",
 ]  # fmt: skip
 HARMLESS = [
@@ -38,7 +39,7 @@ HARMLESS = [
     "remote.origin.fetch=+refs/heads/*:refs/remotes/origin/*", "branch.main.remote=origin",
     "branch.main.merge=refs/heads/main", "branch.main.remote=.", "branch.a.vscode-merge-base=origin/main",
     "core.ignorecase=true", "core.symlinks=false", "core.autocrlf=input", "core.fsmonitor=false", "pager.log=false",
-    "extensions.worktreeConfig=true", "extensions.objectFormat=sha256", "extensions.partialClone=origin",
+    "extensions.worktreeConfig=true", "extensions.objectFormat=sha256",
     "core.sparseCheckout=true", "index.sparse=true", "submodule.sub.url=https://example.org/s.git",
     "submodule.sub.active=true", "submodule.sub.update=rebase", "pull.rebase=true", "push.default=current",
     "commit.gpgsign=false", "merge.conflictStyle=zdiff3", "merge.tool=vimdiff",

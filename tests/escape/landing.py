@@ -329,6 +329,41 @@ def replaces_a_program_of_an_environment(case: Case) -> Plot:
 
 
 @attack(LANDED)
+def makes_an_environment_anew(case: Case) -> Plot:
+    """Removes a virtual environment; the next command makes one whose Python, which editors start, is a script."""
+    python = case.project / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to("/usr/bin/python3")
+    (case.project / ".venv/pyvenv.cfg").write_text("home = /usr/bin\n")
+
+    def is_started() -> bool:
+        if os.access(python, os.X_OK):
+            subprocess.run([python, "-c", "pass"], check=False)
+        return case.was_marked()
+
+    made = "mkdir -p .venv/bin; echo home = /usr/bin > .venv/pyvenv.cfg; cd .venv/bin; chmod +x python"
+    script = f"printf '#!/bin/sh\\ntouch {case.marker}\\n' > python"
+    return Plot("rm -rf .venv", then=made.replace("chmod", f"{script}; chmod"), check=is_started)
+
+
+@attack(LANDED, needs=has_program("git"))
+def promises_missing_objects(case: Case) -> Plot:
+    """Makes a repository that lacks objects, which a plain git status then gets from a server of the attacker's."""
+    case.repository()
+    theirs, new = case.outside / "theirs.git", case.project / "new"
+    case.git("clone", "-q", "--bare", ".", str(theirs))
+    tree = "$(git rev-parse HEAD^{tree} | sed s,^..,\\&/,)"
+    settings = f"remote.x.url {theirs}", "remote.x.promisor true", "core.repositoryFormatVersion 1"
+
+    def is_fetched() -> bool:
+        case.git("status", cwd=new)
+        return any((new / ".git/objects/pack").iterdir())
+
+    promise = "; ".join(f"git config {each}" for each in (*settings, "extensions.partialClone x"))
+    return Plot(f"mkdir new; cp -r .git new/; cd new; rm -f .git/objects/{tree}; {promise}", check=is_fetched)
+
+
+@attack(LANDED)
 def names_code_for_a_linter(case: Case) -> Plot:
     """Names a plugin in a linter's settings, which an editor's linter loads."""
     settings = case.project / "setup.cfg"

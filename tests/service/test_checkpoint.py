@@ -5,6 +5,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -388,6 +389,29 @@ def test_a_conflict_is_left_to_the_end(going, project):
     assert "one: it changed in the project after the run began" in run.reason
     end = command.ended()
     assert [(change.path, change.verdict) for change in end.changes] == [("one", "conflict")]
+
+
+def test_an_environment_is_not_held_because_a_checkpoint_was_in_the_middle_of_it(going, project):
+    python = "/usr/bin/python3" if os.path.exists("/usr/bin/python3") else sys.executable
+    code = """
+import os, time, venv
+room = os.path.expanduser("~/playground")
+class Slow(venv.EnvBuilder):
+    def setup_scripts(self, context):  # the last thing that `venv` does
+        open(f"{room}/waits", "w").close()
+        while not os.path.exists(f"{room}/goes-on"): time.sleep(0.01)
+        super().setup_scripts(context)
+Slow(symlinks=True).create(".venv")
+"""
+    made = f"{python} -c '{code}' & until [ -e ~/playground/waits ]; do sleep 0.01; done"
+    story = going(made, "touch ~/playground/goes-on; wait")
+    story.part()
+    assert story.checkpoint().state == "applied"
+    assert (project / ".venv/pyvenv.cfg").exists()
+    assert not (project / ".venv/bin/activate").exists()
+    run = story.ended()
+    assert run.state == "applied", {change.path: change.reason for change in run.changes if change.reason}
+    subprocess.run(["sh", "-c", ". .venv/bin/activate && python3 -c pass"], cwd=project, check=True)
 
 
 def test_what_is_held_waits_for_the_end(going, project):

@@ -218,6 +218,60 @@ def test_a_program_of_a_virtual_environment_is_not_replaced_unseen(sandbox, proj
     assert not (project / "mark").exists()
 
 
+SCRIPT = "printf '#!/bin/sh\\n: > mark\\n' > {0}; chmod +x {0}"
+
+
+@pytest.mark.parametrize("folder", [".venv", "env"])
+@pytest.mark.parametrize(
+    ("lines", "path"),
+    [
+        ((f"mkdir -p E/bin; echo home = /usr/bin > E/pyvenv.cfg; {SCRIPT.format('E/bin/python')}",), "bin/python"),
+        (("mkdir -p E/bin; echo home = /usr/bin > E/pyvenv.cfg; ln -s /usr/bin/python3 E/bin/python3",
+          SCRIPT.format("E/bin/python")), "bin/python"),
+        ((f"mkdir -p E/bin; {SCRIPT.format('E/bin/python3.12')}", "echo home = /usr/bin > E/pyvenv.cfg"), "pyvenv.cfg"),
+        ((f"mkdir -p E/bin; {SCRIPT.format('evil')}; ln -s ../../evil E/bin/python",
+          "echo home = /usr/bin > E/pyvenv.cfg"), "pyvenv.cfg"),
+        ((f"mkdir -p E evil; {SCRIPT.format('evil/python')}; ln -s ../evil E/bin",
+          "echo home = /usr/bin > E/pyvenv.cfg"), "pyvenv.cfg"),
+        ((f"mkdir -p E evil; {SCRIPT.format('evil/python')}; ln -s ../evil E/bin; touch E/pyvenv.cfg",), "bin"),
+        (("mkdir -p E/bin; ln -s /usr/bin/python3 E/bin/python3; echo home = $PWD/evil > E/pyvenv.cfg",), "pyvenv.cfg"),
+        ((f"mkdir -p E; {PYTHON} -m venv --without-pip --copies E",), "bin/python"),
+    ],
+)  # fmt: skip
+def test_an_environment_that_an_earlier_run_removed_is_not_made_anew_with_another_python(
+    sandbox, project, folder, lines, path
+):
+    subprocess.run([PYTHON, "-m", "venv", "--without-pip", folder], cwd=project, check=True)
+    assert sandbox.run(f"rm -rf {folder}").state == "applied"
+    for line in lines:
+        run = sandbox.run(line.replace("E/", f"{folder}/").replace(" E", f" {folder}"))
+        assert run.exit_code == 0, run.output
+    held = {change.path for change in run.changes if change.verdict == "held"}
+    # An editor takes a directory of the usual name for an environment, whatever else is in it: there, the Python waits.
+    assert f"{folder}/{path}" in held or (folder == ".venv" and len(lines) > 1)
+    if folder == ".venv" or (project / folder / "pyvenv.cfg").exists():
+        for python in (project / folder).glob("bin/python*"):
+            subprocess.run([python, "-c", "pass"], cwd=project, check=True)
+    assert not (project / "mark").exists()
+
+
+@pytest.mark.installs
+@pytest.mark.parametrize("tool", ["python3 -m venv", "virtualenv", "uv venv"])
+def test_an_environment_is_made_moved_and_removed_by_every_tool_without_a_person(sandbox, project, home, tool):
+    subprocess.run([PYTHON, "-m", "venv", ".tools"], cwd=project, check=True)
+    if tool != "python3 -m venv":
+        line = [".tools/bin/pip", "install", "-q", "--disable-pip-version-check", tool.split()[0]]
+        subprocess.run(line, cwd=project, check=True)
+    made = f".tools/bin/{tool}" if tool != "python3 -m venv" else f"{PYTHON} -m venv"
+    for line in (
+        f"{made} .venv", f"{made} --clear .venv", "mv .venv env", "rm -r env", f"{made} .venv",
+        f"rm -r .venv && {made} .venv", "rm -r .venv",
+    ):  # fmt: skip
+        run = sandbox.run(line)
+        assert run.exit_code == 0, run.output
+        assert run.state in ("applied", "empty"), (line, verdicts(run))
+
+
 def test_a_link_that_was_held_may_be_changed_again(sandbox, project):
     assert sandbox.run("ln -s /etc/passwd out").state == "held"
     assert sandbox.run("ln -sfn /etc/group out").state == "held"

@@ -34,6 +34,7 @@ from fumehood.core.policy import Rules
 from fumehood.core.sensitive_names import (
     GIT_DATA_DIRECTORIES,
     HELD_END_NAMES,
+    OBJECT_LENDERS,
     REPOSITORY_SETTINGS,
     DirectoryMeaning,
     is_dot_git,
@@ -81,7 +82,7 @@ def wants_facts(change: Change, root_facts: RootFacts = _NO_ROOT_FACTS) -> bool:
             return True
     if may_name_code(settings_name(name, directory), directory) or name in HELD_END_NAMES:
         return True
-    if root_facts.environments and _program_name(change, root_facts.environments):
+    if root_facts.environments and _program_of(change, root_facts.environments)[1]:
         return True
     # If the content is the same as before, no person is needed.
     return change.change != ADDED and (why_held(name, directory) or _why_protected(change, root_facts)) is not None
@@ -204,6 +205,8 @@ def _must_stay_closed(change: Change, name: str, directory: DirectoryMeaning, ro
 
 def _may_be_git(name: str, directory: DirectoryMeaning, root_facts: RootFacts) -> bool:
     """Return False if git's rules can't concern a path; this check is cheap."""
+    if name in OBJECT_LENDERS and directory.parts[-2:] == ("objects", "info"):
+        return True
     if directory.in_git:
         return not directory.is_git_data and not (directory.has_objects and len(name) >= _SHORTEST_OBJECT_NAME)
     return name in _GIT_NAMES or is_dot_git(name) or bool(root_facts.repositories)
@@ -357,7 +360,8 @@ def _is_module(path: str, names: frozenset[str]) -> bool:
     return (bool(rest) or first.endswith((".py", ".pyc", ".so"))) and first.partition(".")[0] in names
 
 
-# Virtual environments: a program that replaces another one there is held.
+# Virtual environments: a program that replaces another one there is held, and a Python that is no link to one out of
+# commands' reach: editors start it by themselves, so this holds in a new environment too.
 #
 # An environment that is made again has the same programs as before, and scripts that an installer writes only start a
 # module. A new package's program replaces nothing, unless a program on the person's PATH has the same name: a person
@@ -365,7 +369,7 @@ def _is_module(path: str, names: frozenset[str]) -> bool:
 
 SETTINGS, _PROGRAMS = "pyvenv.cfg", "bin"
 # Programs of every environment, which people start without a thought. If one is new, it replaces one that was removed.
-_IN_EVERY_ENVIRONMENT = ("python", "pypy", "pip", "activate", "Activate", SETTINGS)
+_IN_EVERY_ENVIRONMENT = (*_INTERPRETERS, "pip", "activate", "Activate", SETTINGS)
 # Programs that come in packages, and that a project is built and checked with.
 _BUILD_PROGRAMS = word_set(
     """actionlint bun ccmake cmake corepack cpack ctest deno go gofmt hadolint just maturin ninja node nodejs npm npx
@@ -384,7 +388,7 @@ _SCRIPT_LINES = frozenset((
 
 
 def possible_environments(changes: Iterable[Change]) -> set[tuple[int, str]]:
-    """Return the directories, by root and path, that are virtual environments if a `pyvenv.cfg` is in them now."""
+    """Return the directories, by root and path, that are virtual environments if a `pyvenv.cfg` is in them."""
     directories = set()
     for change in changes:
         if change.change == DELETED:
@@ -410,31 +414,39 @@ def _program_places(change: Change) -> list[tuple[str, str]]:
     return [*places, (above, name)] if last == _PROGRAMS else places
 
 
-def _program_name(change: Change, environments: Container[tuple[int, str]]) -> str:
-    """Return the name of the environment's program or settings that a change is to; "" if it is to neither."""
+def _program_of(change: Change, environments: Container[tuple[int, str]]) -> tuple[str, str]:
+    """Return the environment and the name of its program or settings that a change is to; "" if it is to neither."""
     places = _program_places(change)
-    return next((name for environment, name in places if (change.root, environment) in environments), "")
+    return next((place for place in places if (change.root, place[0]) in environments), ("", ""))
 
 
 def names_of_new_programs(changes: Iterable[Change], environments: Collection[tuple[int, str]]) -> set[str]:
     """Return the names of the programs that changes add to these environments."""
     if not environments:
         return set()
-    return {name for each in changes if each.change == ADDED and (name := _program_name(each, environments))}
+    return {name for each in changes if each.change == ADDED and (name := _program_of(each, environments)[1])}
 
 
 def _environment_concern(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
     """Hold what replaces a program of an environment or on PATH, and settings that name a Python of a command's."""
-    if change.kind == SYMLINK and (change.root, change.path) in root_facts.environments:
+    if change.kind == SYMLINK and (change.root, change.path) in root_facts.environments - root_facts.new_environments:
         return hold("environment-program", "leads to another place than the virtual environment that is here")
-    name = _program_name(change, root_facts.environments)
+    environment, name = _program_of(change, root_facts.environments)
+    leads_to_python = is_python(name) or name in (SETTINGS, _PROGRAMS)
+    if (change.root, environment) in root_facts.new_environments and not leads_to_python:
+        if not name.startswith(("activate", "Activate")) or _is_harmless(change, facts, root_facts):
+            return None
+        return flag("environment-program", "is run by a shell that enters this virtual environment")
     if not name:
         return None
-    stands_for_a_module = name.partition(".")[0] in sys.stdlib_module_names
-    is_new = change.change == ADDED and not name.startswith(_IN_EVERY_ENVIRONMENT) and not stands_for_a_module
+    is_known = leads_to_python or name.startswith(_IN_EVERY_ENVIRONMENT)
+    is_new = change.change == ADDED and not is_known and name.partition(".")[0] not in sys.stdlib_module_names
     replaced = (root_facts.shadowed_programs or {}).get(name, "")
     if (is_new and not replaced) or _is_harmless(change, facts, root_facts):
         return None
+    if leads_to_python:
+        reason = "a virtual environment's Python must be a link to one that no command can change"
+        return hold("environment-program", reason)
     if not is_new:
         return hold("environment-program", "takes the place of what this virtual environment ran before")
     reason = f"is run in place of {brief(replaced)} while this virtual environment is active"
@@ -455,22 +467,45 @@ def _is_harmless(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> b
         place = link_destination(directory, facts.target) or ""
         target = place.rpartition("/")[2]
         is_interpreter = name.startswith(_INTERPRETERS) and target.startswith(_INTERPRETERS)
-        if _is_python(facts.target):
+        if is_python(facts.target):
             return is_interpreter
         return (is_interpreter or name == target) and not is_writable_by_others(place, roots, root_facts)
-    if facts.is_unchanged or facts.content is None:
+    if facts.is_unchanged or facts.content is None or is_python(name):
         return facts.is_unchanged
     if name == SETTINGS:
-        new_homes = _python_homes(facts.content) - _python_homes(facts.old or b"")
-        return not any(is_writable_by_others(home, roots, root_facts) for home in new_homes)
+        # A bare name is that of another Python beside it, which counts by itself.
+        places = [place for place in facts.pythons if not is_python(place)]
+        places += python_homes(facts.content) - python_homes(facts.old or b"")
+        return not any(is_writable_by_others(place, roots, root_facts) for place in places)
+    if any(_is_filled_in(facts.content, template, directory.rpartition("/")[0]) for template in facts.templates):
+        return True
     return _starts_a_module(facts.content, facts.old or b"", directory)
 
 
-def _is_python(name: str) -> bool:
-    return name.rstrip("0123456789.") in ("python", "pypy")
+def is_python(name: str) -> bool:
+    """Return True for the name of an interpreter: `python3.13t` has no global lock, `python3.12d` is for debugging."""
+    return name.rstrip("0123456789.dmtw") in _INTERPRETERS
 
 
-def _python_homes(content: bytes) -> set[str]:
+def _is_filled_in(content: bytes, template: bytes, environment: str) -> bool:
+    """Return True if a text is what `venv` makes of its template; some versions put values in quotes, others don't."""
+    if not all(letter.isalnum() or letter in "/._-+@" for letter in environment):
+        return False  # a shell may read more in it than a path
+    place = environment.encode()
+    name = place.rpartition(b"/")[2]
+    return any(
+        content
+        == template.replace(b"__VENV_DIR__", path)
+        .replace(b"__VENV_BIN_NAME__", programs)
+        .replace(b"__VENV_NAME__", name)
+        .replace(b"__VENV_PROMPT__", prompt)
+        for path in (place, b"'%s'" % place)
+        for programs in (b"bin", b"'bin'")
+        for prompt in (name, b"'%s'" % name, b"(%s) " % name, b"'(%s) '" % name)
+    )
+
+
+def python_homes(content: bytes) -> set[str]:
     """Return the directories that the settings of an environment name for its Python."""
     text = content.decode("utf-8", "surrogateescape")
     # Python itself ends a line only at a newline, its library also at a carriage return.
@@ -488,7 +523,7 @@ def _starts_a_module(new: bytes, old: bytes, directory: str) -> bool:
         interpreter = body[0].removeprefix("'''exec' ").removesuffix(' "$0" "$@"').strip('"')
         body = body[2:]
     place, _, name = interpreter.rpartition("/")
-    is_its_own = place == directory and _is_python(name)
+    is_its_own = place == directory and is_python(name)
     is_as_before = first == old.decode("utf-8", "replace").partition("\n")[0] and first != "#!/bin/sh"
     return (is_its_own or is_as_before) and all(map(_is_script_line, body))
 

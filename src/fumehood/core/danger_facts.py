@@ -43,6 +43,9 @@ class ChangeFacts(Value):
     is_complete: bool = True  # False if one of the two was too long to be read completely
     root: str = ""  # the root's absolute path
     repository_was_there: bool = False  # the git directory of this configuration or `.git` existed before the run
+    templates: tuple[bytes, ...] = ()  # of an `activate`: the texts that an interpreter out of reach fills in for it
+    # Of new settings of an environment: where each Python that stood beside them leads; "" is no link.
+    pythons: tuple[str, ...] = ()
 
     @property
     def content(self) -> bytes | None:
@@ -120,7 +123,8 @@ class RootFacts(Value):
     repositories: frozenset[tuple[int, str]] = frozenset()  # git directories that are not called `.git`
     protected: ProtectedPaths | None = None
     own_source: OwnSource | None = None
-    environments: frozenset[tuple[int, str]] = frozenset()  # virtual environments that existed before the run
+    environments: frozenset[tuple[int, str]] = frozenset()  # virtual environments
+    new_environments: frozenset[tuple[int, str]] = frozenset()  # those of them that did not exist before the run
     # Programs on PATH, by the names of new programs in these environments that would run in place of them.
     shadowed_programs: Mapping[str, str] | None = None
     writable_elsewhere: tuple[str, ...] = ()  # directories outside the roots that commands write and that nobody judges

@@ -239,6 +239,8 @@ _AUTOMATIC = word_set(
     lfs.customtransfer.*.path lfs.standalonetransferagent
     """
 )
+# By each of these git asks a remote for what is missing, with the remote's helper or ssh; even `git status` does.
+_PROMISES = word_set("extensions.partialclone remote.*.promisor remote.*.partialclonefilter")
 # Git runs what these name if a person asks for an editor, a tool or an alias.
 _ON_DEMAND = word_set(
     """
@@ -275,7 +277,7 @@ _HARMLESS = word_set(
     diff.ignoresubmodules diff.indentheuristic diff.interhunkcontext diff.mnemonicprefix diff.noprefix
     diff.orderfile diff.relative diff.renamelimit diff.renames diff.submodule diff.tool diff.wordregex
     diff.wserrorhighlight diff.*.algorithm diff.*.binary diff.*.wordregex diff.*.xfuncname
-    difftool.prompt extensions.compatobjectformat extensions.noop extensions.objectformat extensions.partialclone
+    difftool.prompt extensions.compatobjectformat extensions.noop extensions.objectformat
     extensions.preciousobjects extensions.refstorage extensions.relativeworktrees extensions.worktreeconfig
     fetch.all fetch.output fetch.parallel fetch.prune fetch.prunetags fetch.recursesubmodules
     fetch.showforcedupdates fetch.writecommitgraph filter.*.required format.pretty format.signoff
@@ -292,7 +294,7 @@ _HARMLESS = word_set(
     rebase.abbreviatecommands rebase.autosquash rebase.autostash rebase.backend rebase.forkpoint
     rebase.missingcommitscheck rebase.rebasemerges rebase.reschedulefailedexec rebase.stat rebase.updaterefs
     remote.pushdefault remote.*.fetch remote.*.followremotehead remote.*.gh-resolved remote.*.mirror
-    remote.*.partialclonefilter remote.*.promisor remote.*.prune remote.*.prunetags remote.*.push
+    remote.*.prune remote.*.prunetags remote.*.push
     remote.*.pushurl remote.*.serveroption remote.*.skipdefaultupdate remote.*.skipfetchall remote.*.tagopt
     remote.*.url submodule.active submodule.alternateerrorstrategy submodule.alternatelocation
     submodule.fetchjobs submodule.propagatebranches submodule.recurse submodule.*.active submodule.*.branch
@@ -338,6 +340,8 @@ def _program_concern(key: str, values: set[str]) -> Concern | None:
         return None
     if _is_in(key, _INTERACTIVE_PROGRAMS) and values <= _HARMLESS_PROGRAMS:
         return flag(FLAG, f"{brief(key)} is set")
+    if _is_in(key, _PROMISES):
+        return hold(FLAG, f"git would contact a server by itself for what is missing here, by {brief(key)}")
     if key.startswith("include"):
         return hold(FLAG, f"git would read settings from another file, named by {brief(key)}")
     if _is_in(key, _PATHS):
@@ -352,7 +356,7 @@ def _names_program(key: str) -> bool:
 
 def runs_by_itself(key: str) -> bool:
     """Return True if git runs or reads something that this setting names in everyday commands."""
-    return _is_in(key, _AUTOMATIC)
+    return _is_in(key, _AUTOMATIC) or _is_in(key, _PROMISES)
 
 
 def may_name_program(key: str) -> bool:

@@ -12,7 +12,7 @@ from fumehood.core.danger_facts import (
     locate_in_roots,
     roots_of,
 )
-from fumehood.core.sensitive_names import GIT_DATA_DIRECTORIES, is_dot_git
+from fumehood.core.sensitive_names import GIT_DATA_DIRECTORIES, OBJECT_LENDERS, is_dot_git
 from fumehood.core.value import word_set
 from fumehood.core.wording import brief
 
@@ -122,7 +122,7 @@ def _repositories_above(root: int, directory: str, repositories: frozenset[tuple
 def git_needs_facts(change: Change, parts: Sequence[str], root_facts: RootFacts) -> bool:
     """Return True if judging a file by git's rules needs its content."""
     name = parts[-1]
-    if is_dot_git(name) or name in _READ_ANYWHERE:
+    if is_dot_git(name) or name in _READ_ANYWHERE or name in OBJECT_LENDERS:
         return True
     tails = paths_in_git_directories(change, parts, root_facts)
     return any(
@@ -165,6 +165,8 @@ def git_concern(change: Change, parts: Sequence[str], facts: ChangeFacts, root_f
     """Judge a file or symlink by git's rules."""
     if is_dot_git(parts[-1]):
         return _pointer(change, facts, root_facts)
+    if parts[-1] in OBJECT_LENDERS and tuple(parts[-3:-1]) == ("objects", "info"):
+        return _lender(change, facts, root_facts)
     in_dot_git = any(map(is_dot_git, (facts.root.rpartition("/")[2].lower(), *parts[:-1])))
     tails = paths_in_git_directories(change, parts, root_facts)
     if change.kind == SYMLINK and (in_dot_git or any(tail[0] in _OWN for tail in tails)):
@@ -326,6 +328,21 @@ def _work_tree(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> Con
     if place is not None and place.endswith("/.git") and locate_in_roots(place, roots_of(facts, root_facts)):
         return None
     return hold("git-redirect", "gitdir names a work tree outside the project")
+
+
+def _lender(change: Change, facts: ChangeFacts, root_facts: RootFacts) -> Concern | None:
+    """Judge a list of directories in which git looks for objects: a relative path in it counts from `objects`."""
+    if change.kind == SYMLINK or facts.content is None:
+        return hold("git-redirect", _UNREAD)
+    before = (facts.old or b"").split(b"\n")
+    for line in facts.content.split(b"\n"):
+        text = line.decode("utf-8", "surrogateescape")
+        place = text if text.startswith("/") else f"../{text}"
+        is_plain = change.path.endswith("/alternates") and not text.startswith('"')
+        is_new = line not in before and text[:1] not in ("", "#")
+        if is_new and not (is_plain and _location_of(change, place, facts, root_facts)):
+            return hold("git-redirect", f"git would take objects from outside the project, {brief(text)}")
+    return None
 
 
 def _rebase(facts: ChangeFacts) -> Concern | None:

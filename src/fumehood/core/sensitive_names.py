@@ -173,6 +173,8 @@ PACKAGE_DIRECTORIES = frozenset(("node_modules", "site-packages", "dist-packages
 
 # Directories of branches and objects: git does not act on any file in them, whatever its name is.
 GIT_DATA_DIRECTORIES = frozenset(("refs", "logs", "objects"))
+# Except these in `objects/info`: they name directories in which git looks for objects too.
+OBJECT_LENDERS = frozenset(("alternates", "http-alternates"))
 _IN_REPOSITORIES = frozenset(("hooks", "info", "remotes", "branches", "rebase-merge", "rebase-apply", "sequencer"))
 _HFS_IGNORES = "\u200c\u200d\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u206a\u206b\u206c\u206d\u206e\u206f\ufeff"
 _MOST_MEANINGS = 4096

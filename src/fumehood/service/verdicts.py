@@ -14,9 +14,11 @@ from fumehood.core.danger import (
     SETTINGS,
     find_concern,
     gather_root_facts,
+    is_python,
     names_of_new_programs,
     possible_environments,
     possible_repositories,
+    python_homes,
     wants_facts,
 )
 from fumehood.core.danger_facts import (
@@ -26,6 +28,7 @@ from fumehood.core.danger_facts import (
     RootFacts,
     directory_of,
     follow_links,
+    is_writable_by_others,
     link_destination,
     locate_in_roots,
     real_name_of,
@@ -39,11 +42,12 @@ from fumehood.linux.capture import user_name
 from fumehood.linux.gitobjects import had_repository
 from fumehood.linux.libc import Closing, Descriptors
 from fumehood.linux.namespaces import Layer, mounts_below, other_devices_below
-from fumehood.linux.nofollow import DirectoryCache, is_whiteout, open_top, split, stat_entry
+from fumehood.linux.nofollow import DirectoryCache, is_whiteout, join, open_top, split, stat_entry
 from fumehood.linux.project_tree import MEMORY_PREFIX, ProjectTree
 from fumehood.linux.protected_paths import (
     SYSTEM_PROGRAMS,
     ProtectedTargets,
+    entries,
     protect_home,
     protect_search_path,
     protect_what_git_runs,
@@ -105,6 +109,10 @@ def judge_all(
 
 # ---- What the host would act on by itself.
 
+_ENVIRONMENTS = (".venv", "venv")  # editors start the Python in these, whatever else is there
+_IN_ENVIRONMENTS = ("/activate", "/activate.csh", "/activate.fish", "/Activate.ps1", SETTINGS)
+
+
 def find_concerns(
     changes: Sequence[c.Change], roots: Sequence[str], uppers: Sequence[str], rules: Rules,
     planned_contents: Mapping[tuple[int, str], bytes] | None = None, writable_elsewhere: Directories = tuple,
@@ -140,6 +148,8 @@ def find_concerns(
             facts = versions[change.root].facts(change) if wants_facts(change, root_facts) else None
             if facts is not None and facts.target and (destinations := links.destinations(change, facts)):
                 facts = facts.replace(destinations=destinations)
+            elif facts is not None and change.path.endswith(_IN_ENVIRONMENTS):
+                facts = versions[change.root].environment_facts(change, facts, root_facts)
             concern = find_concern(change, facts, rules, root_facts)
             if concern is not None:
                 concerns[index] = concern
@@ -155,15 +165,20 @@ def _root_facts(
 ) -> RootFacts:  # fmt: skip
     """Return the facts about the roots as a whole, such as which directories are repositories."""
     repositories = [(root, path) for root, path in possible_repositories(changes) if versions[root].has(path, "HEAD")]
-    environments = [
-        (root, path)
-        for root, path in possible_environments(changes)
-        if versions[root].live_content(f"{path}/{SETTINGS}".lstrip("/")) is not None
-    ]
-    may_lead_out = any(change.kind == c.SYMLINK or change.path.endswith(SETTINGS) for change in changes)
+    settings = {(change.root, split(change.path)[0]) for change in changes if split(change.path)[1] == SETTINGS}
+    environments, new_environments = [], set()
+    for root, path in possible_environments(changes):
+        if versions[root].live_content(f"{path}/{SETTINGS}".lstrip("/")) is not None:
+            environments.append((root, path))
+        elif (root, path) in settings or split(path)[1] in _ENVIRONMENTS:
+            new_environments.add((root, path))
+    may_lead_out = bool(environments) or any(
+        change.kind == c.SYMLINK or change.path.endswith(SETTINGS) for change in changes
+    )
     installs = any(change.change == c.ADDED and change.path.endswith(".dist-info/RECORD") for change in changes)
     return gather_root_facts(
-        changes, roots, repositories, _protected_paths(changes, roots), own_source(roots), environments,
+        changes, roots, repositories, _protected_paths(changes, roots), own_source(roots),
+        (*environments, *new_environments), new_environments=frozenset(new_environments),
         shadowed_programs=_shadowed_programs(names_of_new_programs(changes, environments), roots, installs=installs),
         writable_elsewhere=_writable_paths(writable_elsewhere()) if may_lead_out else (),
         aliases=_other_names_above(roots) if may_lead_out else (),
@@ -317,6 +332,37 @@ class _BothVersions:
         is_complete = all(each is None or len(each) < _MAX_READ_BYTES for each in (old, new))
         was_there = had_repository(self._live, self._root, change.path)
         return ChangeFacts(old=old, new=new, is_complete=is_complete, root=self._root, repository_was_there=was_there)
+
+    def environment_facts(self, change: c.Change, facts: ChangeFacts, root_facts: RootFacts) -> ChangeFacts:
+        """Add what the settings of an environment, or a text for its shells, are compared with."""
+        directory, name = split(change.path)
+        if name == SETTINGS:
+            was_there = change.before is not None and change.before.kind == c.FILE
+            # Python looks for its settings in the directory above its own, and in its own.
+            programs = () if was_there else (join(directory, "bin"), directory)
+            links = (link for each in programs if split(each)[1] == "bin" for link in self._live_pythons(each))
+            return facts.replace(pythons=tuple(links))
+        settings_path = join(split(directory)[0], SETTINGS)
+        settings = self.live_content(settings_path) or _content(self._layer, settings_path) or b""
+        templates = [
+            text_of(f"{library.path}/venv/scripts/{kind}/{name}").encode("utf-8", "surrogateescape")
+            for home in python_homes(settings)
+            if not is_writable_by_others(home, root_facts.roots, root_facts)
+            for libraries in ("lib", "lib64")
+            for library in entries(f"{os.path.dirname(home)}/{libraries}")
+            if library.name.startswith("python3")
+            for kind in ("common", "posix")
+        ]
+        return facts.replace(templates=tuple(templates))
+
+    def _live_pythons(self, directory: str) -> tuple[str, ...]:
+        """Return where each Python in a directory of the project leads, "" if it is no link or the directory is one."""
+        listing = self._live.open_listing(directory)
+        if listing is None:
+            return () if self.live_link(directory) is None else ("",)
+        with Closing(listing):
+            names = os.listdir(listing)
+        return tuple(self.live_link(join(directory, name)) or "" for name in names if is_python(name))
 
     def has(self, directory: str, name: str) -> bool:
         """Return True if the project as the run has left it has an entry of this name in a directory."""
