@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -235,11 +236,13 @@ def test_at_a_terminal_it_has_one(agent, home, project):
 
 
 def test_our_hook_lets_everything_go_on_in_there(agent, cli, home):
+    sources = home / "sources"  # a checkout below /tmp is not in sight
+    shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
     path = home / ".config/fumehood/config.toml"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f'show = ["{SOURCES}"]')
+    path.write_text(f'show = ["{sources}"]')
     call = json.dumps({"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}})
-    done = agent(f"PYTHONPATH={SOURCES} python3 -m fumehood hook --client claude || exit 2", input=call)
+    done = agent(f"PYTHONPATH={sources} python3 -m fumehood hook --client claude || exit 2", input=call)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "fumehood" in cli("hook", "--client", "claude", input=call).stdout, "as it does not outside"
 
