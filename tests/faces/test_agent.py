@@ -337,7 +337,7 @@ def test_a_command_that_ends_without_a_word_is_told_from_what_follows(agent, cli
         "sh -c 'echo x >one; kill -9 $$'; sh -c 'set -u; kill $$; sleep 9'\n"
         "sh -c 'IFS=17; echo x >two; exit 117'; sh -c 'exec true'"
     )
-    assert agent(script, "--each-command", name="codex").stderr.count("fumehood:") == 1
+    assert agent(script, "--each-command", name="codex").stderr.count("fumehood:") == 2, "the project, and how to undo"
     assert commands(cli)[:3] == [
         ("echo x >one; kill -9 $$", None, {"added one"}), ("set -u; kill $$; sleep 9", None, set()),
         ("IFS=17; echo x >two; exit 117", 117, {"added two"}),
