@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -235,11 +236,13 @@ def test_at_a_terminal_it_has_one(agent, home, project):
 
 
 def test_our_hook_lets_everything_go_on_in_there(agent, cli, home):
+    sources = home / "sources"  # a checkout below /tmp is not in sight
+    shutil.copytree(SOURCES, sources, ignore=shutil.ignore_patterns("__pycache__"))
     path = home / ".config/fumehood/config.toml"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(f'show = ["{SOURCES}"]')
+    path.write_text(f'show = ["{sources}"]')
     call = json.dumps({"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}})
-    done = agent(f"PYTHONPATH={SOURCES} python3 -m fumehood hook --client claude || exit 2", input=call)
+    done = agent(f"PYTHONPATH={sources} python3 -m fumehood hook --client claude || exit 2", input=call)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert "fumehood" in cli("hook", "--client", "claude", input=call).stdout, "as it does not outside"
 
@@ -334,7 +337,7 @@ def test_a_command_that_ends_without_a_word_is_told_from_what_follows(agent, cli
         "sh -c 'echo x >one; kill -9 $$'; sh -c 'set -u; kill $$; sleep 9'\n"
         "sh -c 'IFS=17; echo x >two; exit 117'; sh -c 'exec true'"
     )
-    assert agent(script, "--each-command", name="codex").stderr.count("fumehood:") == 1
+    assert agent(script, "--each-command", name="codex").stderr.count("fumehood:") == 2, "the project, and how to undo"
     assert commands(cli)[:3] == [
         ("echo x >one; kill -9 $$", None, {"added one"}), ("set -u; kill $$; sleep 9", None, set()),
         ("IFS=17; echo x >two; exit 117", 117, {"added two"}),

@@ -227,8 +227,8 @@ def test_what_changed_is_told_on_standard_error(cli: Cli, project: Path) -> None
     (project / "gone").touch()
     done = cli("run", "--", "echo out; echo err >&2; touch new; rm gone")
     assert done.stdout == "out\n"
-    first, *block = done.stderr.splitlines()
-    assert first == "err"
+    first, second, *block = done.stderr.splitlines()
+    assert (first, second) == ("err", f"fumehood: project {project} (new)")
     assert block[0] == "fumehood: 2 changes applied (1 deletion)"
     assert [line.strip() for line in block[1:3]] == ["- gone", "+ new"]
     assert block[3].strip().startswith("undo: fumehood undo 1")
@@ -241,7 +241,7 @@ def test_deletions_are_always_counted(cli: Cli, project: Path) -> None:
     for n in range(200):
         (project / f"gone{n}").touch()
     done = cli("run", "--", "rm gone*; for n in $(seq 200); do touch new$n; done")
-    assert done.stderr.startswith("fumehood: 400 changes applied (200 deletions)\n")
+    assert "\nfumehood: 400 changes applied (200 deletions)\n" in done.stderr
     assert "- ./…  200 of them\n" in done.stderr
     assert "all of them: fumehood show" in done.stderr
     shown = cli("show").stdout
@@ -332,7 +332,7 @@ def test_from_a_subdirectory_the_command_starts_there(told: Any, project: Path) 
 
 
 @in_the_hood
-def test_the_project_is_the_nearest_registered_one_else_the_work_tree_else_the_directory(
+def test_the_project_is_the_nearest_registered_one_or_work_tree_else_the_directory(
     told: Any, project: Path
 ) -> None:
     inner, plain = project / "tree/inner", project / "plain"
@@ -342,6 +342,50 @@ def test_the_project_is_the_nearest_registered_one_else_the_work_tree_else_the_d
     assert told("run", "--", "true", cwd=inner / "deep")["project"] == str(project / "tree")
     assert told("run", "--project", str(inner), "--", "true", cwd="/usr")["project"] == str(inner)
     assert told("run", "--", "true", cwd=inner / "deep")["project"] == str(inner)
+
+
+@in_the_hood
+@pytest.mark.parametrize("inner_is", ["repository", "work tree", "submodule"])
+def test_a_repository_s_own_top_wins_over_a_project_around_it(inner_is: str, told: Any, project: Path) -> None:
+    other = "git init -q one && git -C one commit -q --allow-empty -m x && "
+    made_by = {
+        "repository": "git init -q inner",
+        "work tree": f"{other} git -C one worktree add -q ../inner",
+        "submodule": f"{other} git init -q && git -c protocol.file.allow=always submodule --quiet add ./one inner",
+    }[inner_is]
+    who = {f"GIT_{role}_{what}": "ada@example.org" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    subprocess.run(made_by, shell=True, cwd=project, env=os.environ | who, check=True)
+    (project / "inner/deep").mkdir()
+    (project / "neighbour").mkdir()
+    told("scan")
+    assert told("run", "--", "true")["project"] == str(project)
+    found = told("run", "--", "touch made ../../neighbour/made", cwd=project / "inner/deep", code=1)
+    assert (found["project"], os.listdir(project / "neighbour")) == (str(project / "inner"), [])
+    assert [each["path"] for each in found["changes"]] == ["deep/made"]
+    assert told("run", "--", "true", cwd=project / "neighbour")["project"] == str(project)
+    told("run", "--session", "s", "--", "true")
+    begun_outside = told("run", "--session", "s", "--cwd", ".", "--", "pwd", cwd=project / "inner")
+    assert (begun_outside["project"], begun_outside["output"]) == (str(project), f"{project}/inner\n")
+
+
+@in_the_hood
+def test_explaining_a_run_registers_nothing(told: Any, cli: Cli, project: Path) -> None:
+    for words in (["run", "--explain"], ["run", "--explain", "--no-project"], ["run", "--explain", "--session", "s"]):
+        assert cli(*words, "--", "true").returncode == 0
+    assert cli("capabilities").returncode == 0
+    assert cli("agent").returncode == 0
+    assert told("projects", "list")["projects"] == []
+
+
+@in_the_hood
+def test_the_first_run_of_a_project_names_it_once(cli: Cli, project: Path, home: Path) -> None:
+    line = f"fumehood: project {project} (new)\n"
+    assert cli("run", "--", "true").stderr == line
+    assert cli("run", "--", "true").stderr == ""
+    for number, words in enumerate((["--quiet"], ["--json"], ["--brief", "--session", "s"], ["--no-project"])):
+        another = project.with_name(f"another-{number}")
+        another.mkdir()
+        assert cli("run", *words, "--", "true", cwd=another).stderr == ""
 
 
 @in_the_hood
@@ -870,7 +914,7 @@ def test_a_terminal_that_draws_nothing_gets_no_live_line(home: Path, project: Pa
     seen = terminal.read()
     assert terminal.close() == 0
     assert b"\x1b" not in seen
-    assert b"end\r\nfumehood: 4 changes applied\r\n" in seen
+    assert f"end\r\nfumehood: project {project} (new)\r\nfumehood: 4 changes applied\r\n".encode() in seen
 
 
 @in_the_hood

@@ -75,6 +75,7 @@ def test_what_is_closed_is_nothings_like() -> None:
 @pytest.mark.namespaces
 @pytest.mark.parametrize("how", [("run",), ("run", "--brief", "--session", "s"), ("run", "--quiet")])
 def test_one_pipe_keeps_what_was_printed_in_order(home: Path, project: Path, cli: Any, how: tuple[str, ...]) -> None:
+    cli("run", "--quiet", "--", "true")
     done = subprocess.run(
         [*command_line(), *how, "--", IN_TURN], cwd=project, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, check=True,
@@ -87,6 +88,7 @@ def test_one_pipe_keeps_what_was_printed_in_order(home: Path, project: Path, cli
 
 @pytest.mark.namespaces
 def test_two_pipes_stay_two(cli: Any) -> None:
+    cli("run", "--quiet", "--", "true")
     done = cli("run", "--", IN_TURN)
     assert (done.stdout, done.stderr) == ("out1\nout2\nout3\n", "err1\nerr2\nerr3\n")
     assert not json.loads(cli("show", "last", "--json").stdout)["one_stream"]
@@ -118,7 +120,8 @@ def test_at_a_terminal_what_we_tell_begins_a_line(home: Path, project: Path, end
 
 
 @pytest.mark.namespaces
-def test_at_a_terminal_nothing_is_added_to_what_a_command_printed(home: Path, project: Path) -> None:
+def test_at_a_terminal_nothing_is_added_to_what_a_command_printed(cli: Any, project: Path) -> None:
+    cli("run", "--quiet", "--", "true")
     with Terminal([*command_line(), "run", "--", "printf plain"], project) as terminal:
         assert terminal.end() == 0
     assert terminal.seen == "plain"

@@ -40,6 +40,7 @@ def count_told(line: str) -> int:
 
 @pytest.mark.parametrize("how", ["--hold", "--discard", ""])
 def test_thousands_of_changes_are_told_by_directory_and_add_up(how: str, cli: Cli, many: Path) -> None:
+    cli("run", "--quiet", "--", "true")
     told = cli("run", *filter(None, [how]), "--", NEW_AND_GONE).stderr
     lines = listed(told)
     assert {line.split()[1] for line in lines} == {"t/", "u/…", "n/", "one"}, told
@@ -52,6 +53,7 @@ def test_thousands_of_changes_are_told_by_directory_and_add_up(how: str, cli: Cl
 
 
 def test_directories_are_listed_as_they_are_counted(cli: Cli, project: Path) -> None:
+    cli("run", "--quiet", "--", "true")
     told = cli("run", "--", "mkdir -p a/b; echo x > a/b/c").stderr
     assert told.startswith("fumehood: 3 changes applied\n")
     assert listed(told) == ["+ a/", "+ a/b/", "+ a/b/c"]
@@ -60,6 +62,7 @@ def test_directories_are_listed_as_they_are_counted(cli: Cli, project: Path) -> 
 
 def test_what_needs_a_look_in_a_new_tree_has_its_own_line(cli: Cli, project: Path) -> None:
     line = "mkdir n; for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo > n/$i; done; echo 'x:' > n/Makefile"
+    cli("run", "--quiet", "--", "true")
     told = cli("run", "--", line).stderr
     assert [each.split()[1] for each in listed(told)] == ["n/Makefile", "n/"]
     assert sum(map(count_told, listed(told))) == int(told.split()[1])

@@ -50,6 +50,7 @@ def acts(shown):
 def test_output_on_a_terminal_keeps_its_colour_and_loses_what_makes_the_terminal_act(screen, project):
     (project / "out").write_bytes(b"\x1b[32mgreen\x1b[0m " + HOSTILE.encode() + b" \x1b[21t\x1b[8mlast")
 
+    shown_by(screen, "run", "--quiet", "--", "true")
     shown = shown_by(screen, "run", "--", "cat out; cat out >&2")
 
     assert b"\x1b[32mgreen\x1b[0m" in shown

@@ -17,18 +17,24 @@ from patience import LONG_S
 
 pytestmark = pytest.mark.namespaces
 
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
 SHARED = (Path("/dev/shm"), Path("/tmp"))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can have such places to itself")
 def test_nothing_of_ours_lies_in_places_that_everybody_writes(home, project, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(home / ".cache"))  # the tests' own is in /tmp
-    alone = " && ".join(f"mount -t tmpfs none {place}" for place in SHARED)
-    look = f"{alone} && {shlex.join(command_line())} run --hold -- 'echo x > f' && ls -A {shlex.join(map(str, SHARED))}"
-    line = ["unshare", "--mount", "sh", "-c", look]
+    checkout = shlex.quote(str(CHECKOUT))  # it may lie there, too
+    alone = " && ".join(["exec 9<" + checkout, *(f"mount -t tmpfs none {place}" for place in SHARED)])
+    back = f"mkdir -p {checkout} && mount --no-canonicalize --bind /proc/$$/fd/9 {checkout} && exec 9<&-"
+    look = f"ls -A {shlex.join(map(str, SHARED))}"
+    run = f"{shlex.join(command_line())} run --hold -- 'echo x > f'"
+    line = ["unshare", "--mount", "sh", "-c", f"{alone} && {back} && {look} && echo then && {run} && {look}"]
     done = subprocess.run(line, cwd=project, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [f"{place}:" for place in sorted(map(str, SHARED))]
+    before, after = done.stdout.split("then\n")
+    assert before == after
+    assert str(SHARED[0]) in before
 
 
 @pytest.mark.parametrize("home_is", ["hidden", "visible"])

@@ -109,7 +109,7 @@ def test_the_line_that_takes_one_for_the_same_can_be_typed(cli, test_directory):
     cli("run", "--", "echo 1 > a", cwd=spaced)
     make_again(spaced)
     notice = cli("run", "--", "true", cwd=spaced).stderr
-    line = shlex.split(notice.strip().rpartition("fumehood projects ")[2])
+    line = shlex.split(notice.splitlines()[0].rpartition("fumehood projects ")[2])
     assert cli("projects", *line, cwd=test_directory).returncode == 0
     assert "echo 1 > a" in cli("log", cwd=spaced).stdout
 
@@ -241,7 +241,7 @@ def test_a_copy_is_a_project_of_its_own(cli, project, worked):
     copy = project.with_name("copy")
     subprocess.run(["cp", "-a", project, copy], check=True)
     ran = cli("run", "--", "ls", cwd=copy)
-    assert (ran.stdout, ran.stderr) == ("a\n", "")
+    assert (ran.stdout, ran.stderr) == ("a\n", f"fumehood: project {copy} (new)\n")
     assert cli("run", "--", "ls").stdout == "a\nb\n"
 
 

@@ -58,6 +58,14 @@ INSTALL = "mkdir -p /opt && echo tool > /opt/tool && rm /etc/passwd && echo more
 LOOK = "cat /opt/tool; ls /etc; id -u"
 
 
+def test_an_explained_run_leaves_no_root_layer(cli: Cli, home: Path, project: Path, alpine: Path) -> None:
+    writable(home)
+    for words in (["run", "--explain", "--", "true"], ["capabilities"]):
+        done = cli(*words)
+        assert done.returncode == 0, done.stderr
+        assert list(home.glob(".local/share/fumehood/layers/*")) == []
+
+
 def test_what_is_installed_into_the_root_stays_for_that_project_alone(
     cli: Cli, home: Path, project: Path, alpine: Path, test_directory: Path
 ) -> None:

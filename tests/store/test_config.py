@@ -56,6 +56,14 @@ def parsed(monkeypatch):
     return calls
 
 
+def test_a_project_s_table_is_for_the_projects_in_it_too_and_theirs_come_last(place):
+    write(place, """timeout = 7\n[project."/p"]\napply = "hold"\ntimeout = 8\n[project."/p/q"]\ntimeout = 9\n""")
+    found = {path: config.policy_for(place, [path]) for path in ("/p", "/p/a", "/p/q/b", "/pq")}
+    assert {path: (each.apply, each.timeout) for path, each in found.items()} == {
+        "/p": ("hold", 8), "/p/a": ("hold", 8), "/p/q/b": ("hold", 9), "/pq": ("apply", 7),
+    }  # fmt: skip
+
+
 def test_without_a_file_every_default_holds_and_nothing_is_made(place, later):
     assert config.policy_for(place, ["/p"]).apply == "apply"
     assert not os.path.exists(place.cache) or not [n for n in os.listdir(place.cache) if n.startswith("config")]

@@ -113,6 +113,10 @@ def _unrecorded(hood: Hood, name: str, choice: capturing.CaptureChoice, world: W
         finally:
             if world.scratch is not None:
                 world.scratch.remove()
+            if world.layer and not hood.project.id:
+                from fumehood.rootfs.tree import RootLayer
+
+                RootLayer(world.layer).drop()  # it stood for the one that a first run will make
             layering.drop(places, name)
 
 

@@ -22,7 +22,7 @@ from fumehood.linux.mounts import Bind, Operation, Overlay
 from fumehood.linux.namespaces import mounts_inside
 from fumehood.linux.nofollow import LISTING, entries, remove_directory, remove_tree
 from fumehood.service.layers import disk_usage
-from fumehood.store.places import Places, home
+from fumehood.store.places import Places, home, process_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -315,7 +315,7 @@ def _as_plain_command(
     session = store.sessions.find(request.session) if request.session else None
     if session is not None and session.environment:
         return None  # earlier commands have set these variables, and programs act on variables of all kinds
-    environment = {**os.environ, **dict(policy.environment.set), **dict(request.environment)}
+    environment = {**process_variables(), **dict(policy.environment.set), **dict(request.environment)}
     writable = _writable_directories(store, project, environment, profiles)
     if any(_loads_code_from(name, value, writable) for name, value in environment.items()):
         return None

@@ -16,7 +16,7 @@ from fumehood.linux.cache import plain_file, replace_file
 from fumehood.linux.libc import Closing
 from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_tree
-from fumehood.store.places import Places, new_id
+from fumehood.store.places import Places, new_id, process_variables
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ def secret_paths_in_variables() -> list[str]:
     These are secret files that a variable moves out of the home, files named by a variable that is called a secret, and
     settings files that contain a secret (RCLONE_CONFIG).
     """
-    environment = dict(os.environ)
+    environment = process_variables()
     named = [(name, value) for name, value in environment.items() if value[:1] == "/"]
     secret = {value for name, value in named if looks_secret(name, value)}
     files = filter(_is_data_file, dict.fromkeys(value for _, value in named))

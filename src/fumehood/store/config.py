@@ -10,6 +10,7 @@ import os
 import stat
 import time
 
+from fumehood.core.paths import is_in
 from fumehood.core.policy import ALL_PROJECTS, Policy
 from fumehood.errors import BadConfiguration
 from fumehood.linux import cache
@@ -51,10 +52,17 @@ def policy_for(places: Places, roots: Sequence[str]) -> Policy:
     """Return the policy of a project; `roots` begin with the project itself. Raises BadConfiguration."""
     settings = load_settings(places, roots)
     policy = Policy()
-    for scope in (ALL_PROJECTS, *roots[:1]):
-        if scope in settings:
-            policy = policy.with_settings(settings[scope])
+    for scope in scopes_of(settings, roots):
+        policy = policy.with_settings(settings[scope])
     return policy
+
+
+def scopes_of(settings: Settings, roots: Sequence[str]) -> list[str]:
+    """Return which settings are for a project, in the order in which they count; `roots` begin with the project.
+
+    A project's table is also for the projects in it: else a command would end it there by making a repository.
+    """
+    return sorted((each for each in settings if each == ALL_PROJECTS or is_in("".join(roots[:1]), (each,))), key=len)
 
 
 def load_settings(places: Places, roots: Sequence[str] = ()) -> Settings:

@@ -125,12 +125,15 @@ def home() -> str:
     return path
 
 
+_KEPT = "FUMEHOOD_KEPT_"  # begins the names of variables that the wrapper keeps from what starts outside
+
+
 def process_variables() -> dict[str, str]:
-    """Return the environment of this process, without an LC_CTYPE that only Python has set.
+    """Return the person's environment: with what the wrapper kept, without an LC_CTYPE that only Python has set.
 
     Python sets one when it is started in the C locale.
     """
-    variables = dict(os.environ)  # `os.environ` itself is slow
+    variables = {name.removeprefix(_KEPT): value for name, value in os.environ.items()}
     if variables.get("LC_CTYPE") in _LOCALES_SET_BY_PYTHON and variables.get("LANG", "C") in ("", "C", "POSIX"):
         with open("/proc/self/environ", "rb") as started_with:
             if not any(each.startswith(b"LC_CTYPE=") for each in started_with.read().split(b"\0")):

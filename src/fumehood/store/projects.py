@@ -124,11 +124,12 @@ class Projects:
             return project
         return Project(id=self.register(real) if register else 0, path=real)
 
-    def placeholder(self) -> Project:
+    def placeholder(self, *, register: bool = True) -> Project:
         """Return the project of commands that run without a project: an empty directory of Fumehood's own."""
         path = self._placeholder_path()
         make_private(path)
-        return self._recorded_at(path, identity_of(path)) or Project(id=self.register(path), path=path)
+        recorded = self._recorded_at(path, identity_of(path))
+        return recorded or Project(id=self.register(path) if register else 0, path=path)
 
     def _placeholder_path(self) -> str:
         return os.path.realpath(f"{self.places.data}/no-project")
@@ -314,28 +315,30 @@ class Projects:
     def project_around(self, directory: str) -> str:
         """Return the path of the project that a directory belongs to.
 
-        That is the nearest registered project above it, else its git work tree, else the directory itself.
+        That is the nearest directory above it that is registered or the top of a git work tree, else the directory
+        itself. A repository's own top wins over a project around it: else its commands could write its neighbours.
         """
         real = os.path.realpath(directory)
         directories = [real]
         while directories[-1] != "/":
             directories.append(os.path.dirname(directories[-1]))
         paths = [os.fsencode(each) for each in directories]
-        registered = [path for (path,) in self.database.rows_for("SELECT path FROM projects WHERE path IN (?)", paths)]
-        if registered:
-            return os.fsdecode(max(registered, key=len))
-        inodes = {inode for (inode,) in self.database.rows("SELECT inode FROM projects")}
-        for each in directories if inodes else ():
-            try:
-                present = identity_of(each)
-            except OSError:
-                continue  # we may not look at it
-            if present is not None and present.inode in inodes and self._record_of_moved(present) is not None:
-                return each  # a moved project, recorded with another path
+        rows = self.database.rows_for("SELECT path FROM projects WHERE path IN (?)", paths)
+        registered = {os.fsdecode(path) for (path,) in rows}
+        # Without any, a directory may be a moved project, recorded with another path.
+        inodes = {inode for (inode,) in (() if registered else self.database.rows("SELECT inode FROM projects"))}
         for each in directories:
-            if os.path.lexists(f"{each}/.git") and each not in ("/", home()):
+            is_work_tree = os.path.lexists(f"{each}/.git") and each not in ("/", home())
+            if each in registered or is_work_tree or (inodes and self._was_moved_to(each, inodes)):
                 return each
         return real
+
+    def _was_moved_to(self, path: str, inodes: set[int]) -> bool:
+        try:
+            present = identity_of(path)
+        except OSError:
+            return False  # we may not look at it
+        return present is not None and present.inode in inodes and self._record_of_moved(present) is not None
 
     def add_root(self, project: Project, path: str) -> Project:
         """Let the commands of a project write another directory too, as a person has allowed."""

@@ -102,7 +102,7 @@ def _path_of(program: str) -> str:
 def _print_profiles(*, as_json: bool) -> int:
     """Print every profile as it would be written in the configuration."""
     store = OpenedStore(face=CLI)
-    policy = store.policy_of(store.projects.open(store.projects.project_around(working_dir())))
+    policy = store.policy_of(store.projects.open(store.projects.project_around(working_dir()), register=False))
     agents = known_agents(policy.agents).values()
     if as_json:
         sys.stdout.write(json.dumps({"agents": [each.fields() for each in agents]}) + "\n")

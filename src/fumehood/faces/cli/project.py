@@ -33,7 +33,7 @@ from fumehood.service.projects import forget_project, loss_if_forgotten
 from fumehood.service.restore import EMPTY, KnownFile, known_file, known_files, made_by, place_of, restore, versions
 from fumehood.service.roots import add_root, possible_new_roots, remove_root
 from fumehood.store.audit import Grant
-from fumehood.store.config import compile_file, configuration_path, load_settings, policy_for
+from fumehood.store.config import compile_file, configuration_path, load_settings, policy_for, scopes_of
 from fumehood.store.projects import Project
 
 _MAX_SOURCES = 3  # days and runs named in a line
@@ -340,7 +340,8 @@ def _show_config(context: Context, path: str) -> int:
     project = roots[0] if roots else None
     settings = load_settings(context.store.places, roots)
     policy = policy_for(context.store.places, roots)
-    project_settings, global_settings = settings.get(project, {}) if project else {}, settings.get(ALL_PROJECTS, {})
+    global_settings = settings.get(ALL_PROJECTS, {})
+    project_settings = {key for each in scopes_of(settings, roots) if each != ALL_PROJECTS for key in settings[each]}
     keys, lines, sections = [], [], {}
     for key in KEYS:
         origin = "project" if key.place in project_settings else "global" if key.place in global_settings else "default"
@@ -368,7 +369,7 @@ def _capabilities(context: Context) -> int:
     from fumehood.service.explain import capabilities
     from fumehood.service.hood import Hood
 
-    project = context.store.projects.open(context.project.path)
+    project = context.project
     hood = Hood(context.store, project, context.store.policy_of(project), start)
     answer = capabilities(hood, context.options.root, fresh=context.options.fresh)
     return context.print_result(answer, answer.for_model())

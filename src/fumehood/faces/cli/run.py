@@ -201,9 +201,11 @@ def main(arguments: Sequence[str], variant: RunVariant | None = None) -> int:
 
 
 def _report(run: Run, options: CommandLine, brief: BriefOutput | None) -> None:
+    is_named = "--no-project" in options.flags or "--workspace" in options.values
+    is_first = run.number == 1 and brief is None and not is_named
     if "--json" in options.flags:
         _print_json(run.as_dict())
-    elif not (run.changed or run.blocked or run.timed_out or not run.sandboxed):
+    elif not (is_first or run.changed or run.blocked or run.timed_out or not run.sandboxed):
         pass  # the command's output is all there is to say
     elif brief is not None:
         brief.print_run(run)
@@ -212,7 +214,7 @@ def _report(run: Run, options: CommandLine, brief: BriefOutput | None) -> None:
 
         if os.isatty(2) and run.one_stream and run.stdout[-1:] not in ("", "\n"):
             sys.stderr.write("\n")  # so that our report begins on a line of its own
-        print_run(run)
+        print_run(run, is_first=is_first)
     sys.stdout.flush()
 
 
@@ -295,11 +297,11 @@ def _run_command(
     return run, lambda: "\n".join(filter(None, (*store.notices, upkeep(store, project.id, policy.clean))))
 
 
-def _open_project(store: Store, options: CommandLine, session: str) -> Project:
+def _open_project(store: Store, options: CommandLine, session: str, *, register: bool = True) -> Project:
     """Return the project that the command line is about; with --no-project, the stand-in for none."""
     if "--no-project" in options.flags:
-        return store.projects.placeholder()
-    return store.projects.open(find_project(store, options, session))
+        return store.projects.placeholder(register=register)
+    return store.projects.open(find_project(store, options, session), register=register)
 
 
 def _with_directory(store: Store, options: CommandLine, request: Request, act: Callable[[Request], Result]) -> Result:
@@ -538,7 +540,7 @@ def _print_explanation(options: CommandLine, as_json: bool) -> None:
     from fumehood.service import explain
 
     store = OpenedStore(face=CLI)
-    project = _open_project(store, options, options.last("--session") or "")
+    project = _open_project(store, options, options.last("--session") or "", register=False)
     policy = store.policy_of(project)
     hood = Hood(store, project, policy, start)
     request = _build_request(options, project, policy)

@@ -64,12 +64,12 @@ def draft_or_session(run: Run, shown: Callable[[str], str]) -> str:
     return "" if run.session is None else f"session {shown(run.session)}"
 
 
-def print_run(run: Run, out: TextIO | None = None) -> None:
-    """Print what a run changed, what was blocked, and the next step."""
+def print_run(run: Run, out: TextIO | None = None, *, is_first: bool = False) -> None:
+    """Print what a run changed, what was blocked, and the next step; if it is a project's first, also where that is."""
     stream = sys.stderr if out is None else out
     paint = Paint(stream.fileno())
     prefix = paint("fumehood:", "bold")
-    lines = []
+    lines = [f"{prefix} project {printable(run.project)} (new)"] if is_first else []
     if run.timed_out:
         lines.append(f"{prefix} the time limit was reached; the command was ended")
     if not run.sandboxed:
