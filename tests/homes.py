@@ -107,7 +107,33 @@ miniconda3/envs/data/etc/conda/activate.d/env_vars.sh .asdf/installs/ruby/3.2.2/
 .virtualenvs/shop/bin/postactivate .virtualenvs/shop/lib/python3.12/site-packages/shop.egg-link
 .cache/pypoetry/virtualenvs/shop-AAAA-py3.12/x .local/share/fnm/node-versions/v18.19.0/installation/etc/npmrc
 .bun/install/global/.npmrc google-cloud-sdk/.env.local apps/idea/license.key
+# profiles of browsers that tools start
+.cache/ms-playwright/mcp-chrome-1a2b/Default/Cookies .cache/ms-playwright/mcp-chromium/Default/Network/Cookies
+.cache/ms-playwright/mcp-firefox/cookies.sqlite .cache/ms-playwright-mcp/profile/Default/Preferences
+.cache/ms-playwright/daemon/9f/ud-default-chrome/Default/Cookies .cache/ms-playwright/chromium-profile/Default/Cookies
+.cache/puppeteer/profile/Default/Cookies .cache/puppeteer/tmp/puppeteer_dev_chrome_profile-x/DevToolsActivePort
+.cache/selenium/profiles/work/key4.db .cache/Cypress/profile/Default/Cookies apps/idea/profile/Default/Cookies
+bin/robot/profile/cookies.sqlite .nvm/profile/Default/Cookies
+# below directories of programs
+bin/robot/.env bin/robot/.env.production bin/robot/keys/id_rsa bin/robot/keys/server.key bin/robot/keys/server.pem
+.local/bin/server.pem .local/bin/app/config/.env .local/bin/app/id_ed25519 .local/bin/app/deploy.ppk
+.nvm/versions/node/v20.11.0/bin/.env .cargo/bin/keys/release.pem .opam/default/bin/.env
+.pyenv/shims/.env .asdf/bin/private/id_ecdsa
+# what git keeps of tools that are clones
+.nvm/.git/config .nvm/.git/credentials .nvm/.git/modules/x/config .nvm/.git/logs/HEAD .pyenv/.git/config
+.pyenv/.git/config.worktree .pyenv/plugins/pyenv-update/.git/config .asdf/.git/FETCH_HEAD
+.asdf/plugins/ruby/.git/config .local/share/mise/plugins/php/.git/config .oh-my-zsh/.git/config
+.oh-my-zsh/custom/plugins/x/.git/config .sdkman/.git-credentials .julia/registries/Corporate/.git/config
+bin/robot/.git/config .rustup/.hg/hgrc
 """
+# Written in full, because by its content each is known, or would not be: no name tells of it.
+BY_CONTENT = {
+    ".local/bin/deploy-key": "-----BEGIN OPENSSH PRIVATE KEY-----\n{}\n-----END OPENSSH PRIVATE KEY-----\n",
+    "bin/robot/deploy": "#!/bin/sh\nssh-add - <<END\n-----BEGIN RSA PRIVATE KEY-----\n{}\nEND\n",
+    "bin/robot/both.pem": "-----BEGIN CERTIFICATE-----\nMIIB\n-----BEGIN PRIVATE KEY-----\n{}\n",
+    ".rbenv/.git/config": '[remote "origin"]\n\turl = https://ada:{}@git.example/rbenv.git\n',
+    ".rbenv/plugins/ruby-build/.git/config": '[http]\n\textraheader = "X-Corporate: {}"\n',
+}
 
 # Variables that say where secrets are: elsewhere in the home, or amid what is shown.
 MOVED = {
@@ -192,6 +218,9 @@ def plant(home: Path) -> Planted:
     for line in SECRETS.splitlines():
         for path in [] if line.startswith("#") else line.split():
             planted.secret(path)
+    for path, text in BY_CONTENT.items():
+        planted.secret(path)
+        (home / path).write_text(text.format(planted.secrets[home / path]))
     for variable, path in MOVED.items():
         inner = INSIDE_MOVED.get(variable)
         planted.secret(f"{path}/{inner}" if inner else path)
@@ -319,6 +348,9 @@ def _virtual_machines(planted: Planted) -> None:
     planted.write("apps/idea/plugins/git/x.jar")
     planted.program("apps/idea/bin/idea.sh", INTERPRETER.format(file="lib/version"))
     planted.link("apps/current", "idea")
+    for place in ("ms-playwright/chromium-1200/linux", "puppeteer/chrome/linux", "Cypress/13.6.0", "selenium/chrome/x"):
+        planted.program(f".cache/{place}/browser", "echo a browser\n")
+        planted.tools[f"~/.cache/{place}/browser"] = "a browser"
     planted.link(".local/bin/idea", "../../apps/current/bin/idea.sh")
     planted.tools |= {"dotnet": "dotnet 8", "idea": "idea"}
 
@@ -329,6 +361,7 @@ def _managers(planted: Planted) -> None:
     asdf = PREFIX + f'exec "$prefix"/installs/"$2"/"$(cut -d" " -f2 {planted.home}/.tool-versions)"/bin/"$2"\n'
     planted.program(".asdf/bin/asdf", asdf)
     planted.write(".asdf/lib/utils.bash")
+    planted.write(".rbenv/versions/3.3.0/lib/version")
     planted.write(".asdf/.git/config", "[core]\n")
     planted.program(".asdf/shims/ruby", f"exec {planted.home}/.asdf/bin/asdf exec ruby\n")
     planted.link(".tool-versions", "dotfiles/tool-versions")
@@ -355,8 +388,8 @@ def _others(planted: Planted) -> None:
     planted.write("google-cloud-sdk/platform/x")
     planted.program("nvim.appimage", "echo nvim\n")
     planted.link(".local/bin/nvim", "../../nvim.appimage")
-    planted.program("bin/hello", '. "$(dirname "$0")"/greeting\n')
-    planted.write("bin/greeting", "echo hello\n")
+    planted.program("bin/hello", '. "$(dirname "$0")"/lib/secrets/greeting\n')
+    planted.write("bin/lib/secrets/greeting", "echo hello\n")
     planted.program(".dotfiles/bin/dots", "echo dots\n")
     planted.program("src/other/bin/other", "echo other\n")
     planted.program("scripts/.git/hooks/post-commit", "echo no\n")

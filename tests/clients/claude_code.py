@@ -238,6 +238,59 @@ def test_its_own_edits_are_runs_that_can_be_taken_back(
     assert (project / "old").read_text() == "three\nx = 1\n"
 
 
+def test_what_would_be_held_is_denied_where_permissions_are_skipped(
+    claude: str, environment: dict[str, str], fumehood: Any, project: Path, home: Path
+) -> None:
+    fumehood("setup", "claude", "--yes")
+    paths = [project / each for each in (".claude/settings.json", ".claude/skills/x/SKILL.md", ".mcp.json", ".envrc")]
+    paths += [project / ".git/hooks/pre-commit", home / ".bashrc", home / ".claude/settings.local.json"]
+    writes: list[Step] = [{"tool": "Write", "input": {"file_path": str(path), "content": "{}"}} for path in paths]
+    plain: Step = {"tool": "Write", "input": {"file_path": str(project / "a.py"), "content": "x = 1"}}
+    environment |= {"IS_SANDBOX": "1"}  # else Claude Code refuses to skip permissions for root
+    with Anthropic([*writes, plain, bash("echo x >f"), {"text": "done"}]) as model:
+        ended(start(claude, model, environment, project, "--dangerously-skip-permissions"))
+    told = model.results()
+    assert all("the user must be asked first" in each for each in told[: len(paths)]), told
+    assert not [path for path in paths if path.exists()]
+    assert sorted(os.listdir(project)) == ["a.py", "f"]
+    assert [run["command"] for run in log(fumehood)] == ["Write a.py", "echo x >f"]
+
+
+# In plan mode, a model of Anthropic's decides whether a command runs at all, and the scripted one can't.
+@pytest.mark.parametrize("mode", ["acceptEdits", "auto", "dontAsk"])
+def test_a_command_runs_in_the_hood_in_every_mode(agent: Agent, fumehood: Any, project: Path, mode: str) -> None:
+    fumehood("setup", "claude", "--yes")
+    agent([bash("echo x >f"), {"text": "done"}], "--permission-mode", mode)
+    assert [run["command"] for run in log(fumehood)] == ["echo x >f"]
+
+
+@pytest.mark.parametrize("file", [".claude/skills/note/SKILL.md", ".claude/commands/note.md"])
+def test_lines_of_a_repositorys_skill_are_not_run_outside(
+    claude: str, environment: dict[str, str], fumehood: Any, project: Path, home: Path, file: str
+) -> None:
+    text = f"---\nname: note\ndescription: x\nallowed-tools: Bash(touch:*)\n---\n!`touch {home}/ran`\n"
+    (project / file).parent.mkdir(parents=True)
+    (project / file).write_text(text)
+    (home / ".claude.json").write_text(json.dumps({"projects": {str(project): {"hasTrustDialogAccepted": True}}}))
+    script: list[Step] = [{"tool": "Skill", "input": {"skill": "note"}}, {"text": "done"}]
+
+    def is_run() -> bool:
+        with Anthropic(script) as model:
+            ended(start(claude, model, environment, project, "--allowedTools", "Skill,Bash"))
+        with Anthropic([{"text": "done"}]) as model:
+            # The first "go" is the prompt of `-p`; this one is typed by a person.
+            line = [claude, "-p", "/note", "--allowedTools", "Skill,Bash"]
+            told = {"ANTHROPIC_BASE_URL": model.url, "ANTHROPIC_API_KEY": "none"}
+            ended(started(line, project, environment | told))
+        return (home / "ran").exists()
+
+    fumehood("setup", "claude", "--yes")
+    assert not is_run()
+    settings = home / ".claude/settings.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"disableSkillShellExecution": False}))
+    assert is_run(), "no hook sees them: why setup switches them off"
+
+
 def test_two_agents_on_one_project(claude: str, environment: dict[str, str], fumehood: Any, project: Path) -> None:
     fumehood("setup", "claude", "--yes")
     scripts = [

@@ -1,8 +1,10 @@
 """Attacks while the command runs: reading, reaching, gaining."""
 
 import ctypes
+import fcntl
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from escape.attacks import FAILS, RUNNING, SUCCEEDS, Case, Plot, attack, has_program, python
@@ -133,6 +135,55 @@ def mode_of_a_device(case: Case) -> Plot:
     """Changes the mode of a device, for the whole machine, as root."""
     before = os.stat("/dev/full").st_ctime_ns
     return Plot("chmod 666 /dev/full", check=lambda: os.stat("/dev/full").st_ctime_ns != before)
+
+
+@attack(RUNNING, root_only=True)
+def times_of_its_input(case: Case) -> Plot:
+    """Changes the times of the device that is its standard input, for the whole machine, as root."""
+    seconds, before = int(case.token[-6:], 16), os.stat("/dev/null")
+    case.stack.callback(os.utime, "/dev/null", ns=(before.st_atime_ns, before.st_mtime_ns))
+    return Plot(f"touch -d @{seconds} /proc/self/fd/0", check=lambda: os.stat("/dev/null").st_mtime == seconds)
+
+
+def _held(case: Case, hold: str, attempt: Callable[[int], object]) -> Plot:
+    """Hold a program of the home, the only one in its directory, while a person's program wants it too."""
+    program = case.home / "tools/program"
+    program.parent.mkdir(parents=True)
+    for note in ("one", "two", "three"):
+        (program.parent / note).touch()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (case.project / "go").touch()
+
+    def want() -> None:
+        try:
+            file = os.open(program, os.O_RDWR | os.O_NONBLOCK)
+            attempt(file)
+            os.close(file)
+        except BlockingIOError:
+            case.marker.touch()
+        case.go()
+
+    code = (
+        "import fcntl, os, signal, time\nsignal.signal(signal.SIGIO, signal.SIG_IGN)\n"
+        f"file = os.open({str(program)!r}, os.O_RDONLY)\n{hold}\nprint('holding', flush=True)\n"
+        "while not os.path.getsize('go'): time.sleep(0.02)\n"
+    )
+    path = f"{program.parent}:{os.environ['PATH']}"
+    return Plot(python(code), environment={"PATH": path}, meanwhile=want, check=case.was_marked)
+
+
+@attack(RUNNING)
+def lease_on_a_program(case: Case) -> Plot:
+    """Takes a lease on a program of the home: every shell that starts it waits for 45 seconds, again and again."""
+    return _held(case, "fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)", lambda _file: None)
+
+
+@attack(RUNNING)
+def lock_on_a_program(case: Case) -> Plot:
+    """Locks a program of the home, for which the person's package manager waits."""
+    at_once = fcntl.LOCK_EX | fcntl.LOCK_NB
+    return _held(case, "fcntl.flock(file, fcntl.LOCK_EX)", lambda file: fcntl.flock(file, at_once))
 
 
 @attack(RUNNING, root_only=True)

@@ -6,9 +6,12 @@ import socket
 
 import pytest
 
-from conftest import fresh_directory, remove_tree, scratch
+from conftest import fresh_directory, need, remove_tree, scratch
 from fumehood import Policy, Sandbox
-from fumehood.linux import confine
+from fumehood.core.policy import Profile
+from fumehood.linux import bwrap, confine
+from fumehood.linux.probe import host
+from fumehood.store.places import places
 from trees import add_python, make_tree
 
 pytestmark = pytest.mark.namespaces
@@ -174,4 +177,45 @@ def test_a_link_that_is_held_does_not_lead_a_mask_outside(home, project, test_di
         assert sandbox.run(f"rm -r sub; ln -s /oldroot{outside} sub").state == "held"
     with Sandbox(project, policy=Policy(mask=("sub/.env",))) as sandbox:
         assert sandbox.run("readlink sub").stdout == f"/oldroot{outside}\n"
+    assert list(outside.iterdir()) == []
+
+
+PROGRAMS = [path for _, path in bwrap.candidates()]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=[path.split("/")[-2] for path in PROGRAMS])
+@pytest.mark.parametrize("capture", ["kernel", "bwrap", "copy"])
+def test_with_no_bubblewrap_does_a_link_that_a_command_left_lead_a_mount_outside(
+    program, capture, home, project, test_directory, monkeypatch
+):
+    """CVE-2026-87766: while one before 0.12 makes mount points, /oldroot is the host, and a link leads there."""
+    monkeypatch.setenv("FUMEHOOD_BWRAP", program)
+    here = host(places().cache, places().state)
+    need(capture in here.captures, f"{program} can't capture by {capture}: {here.refusal(capture)}")
+    outside = test_directory / "outside"
+    outside.mkdir()
+    (project / "sub/deep").mkdir(parents=True)
+    (project / "sub/deep/.env").write_text("hunter2")
+    leave = f"ln -s /oldroot{outside} $x; ln -s /oldroot{outside}/file $x-file"
+    lines = f"for x in /tmp/deep ~/deep ~/playground/deep; do {leave}; done; rm -r sub; x=sub; {leave}"
+    with Sandbox(project, policy=Policy(capture=capture, tmp="project")) as sandbox:
+        assert sandbox.run(lines).state == "held"
+    policy = Policy(capture=capture, tmp="project", mask=("sub/deep/.env", "sub-file", "sub/.env"))
+    with Sandbox(project, policy=policy, session="links") as sandbox:
+        assert sandbox.run("readlink sub").stdout == f"/oldroot{outside}\n"
+    assert list(outside.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["kernel", "bwrap", "copy"], indirect=True)
+def test_a_link_that_is_left_in_kept_scratch_does_not_lead_another_profiles_scratch_outside(
+    way, home, project, test_directory
+):
+    outside, cache = test_directory / "outside", home / "cache"
+    outside.mkdir()
+    (cache / "sub/inner").mkdir(parents=True)
+    one = Profile(match=("touch",), scratch=(str(cache),))
+    both = Profile(match=("cat",), scratch=(str(cache), f"{cache}/sub/inner"))
+    with Sandbox(project, policy=Policy(capture=way, profiles=(one, both))) as sandbox:
+        sandbox.run(f"touch x; rm -rf {cache}/sub; ln -s /oldroot{outside} {cache}/sub")
+        assert sandbox.run(f"cat x; echo x > {cache}/sub/inner/y").exit_code == 0
     assert list(outside.iterdir()) == []

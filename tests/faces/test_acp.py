@@ -339,6 +339,52 @@ class Terminals:
         return {"result": {}}
 
 
+OUR_HOOK = {"hooks": {"PreToolUse": [{"hooks": [{"command": "fumehood hook --client claude || exit 2"}]}]}}
+CODEX_HOOK = """
+[[hooks.PreToolUse]]
+matcher = "mine"
+hooks = [{ command = "mine" }]
+
+[[hooks.PreToolUse]]
+hooks = [{ command = "fumehood hook --client codex || exit 2" }]
+"""
+TRUST = '[hooks.state."HOME/.codex/config.toml:pre_tool_use:1:0"]\ntrusted_hash = "sha256:1"\n'
+OTHERS_TRUST = TRUST.replace("1:0", "0:0")
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "why"),
+    [
+        (["gemini", "--acp"], "", "Gemini CLI calls no hook under an editor"),
+        (["env", "A=b", "@google/gemini-cli", "--acp"], "", "Gemini CLI calls no hook under an editor"),
+        (["claude-agent-acp"], "", "fumehood setup claude"),
+        (["claude-agent-acp"], json.dumps(OUR_HOOK), ""),
+        (["codex-acp"], "", "fumehood setup codex"),
+        (["codex-acp"], CODEX_HOOK, "type /hooks"),
+        (["codex-acp"], CODEX_HOOK + OTHERS_TRUST, "type /hooks"),
+        (["codex-acp"], f"{CODEX_HOOK}{TRUST}enabled = false\n", "type /hooks"),
+        (["codex-acp", "-c", "model=gemini"], CODEX_HOOK + TRUST, ""),
+        (["my-own-agent"], "", ""),
+    ],
+)
+def test_an_agent_that_would_not_call_the_hook_is_refused_before_it_starts(
+    home: Path, project: Path, words: list[str], settings: str, why: str
+) -> None:
+    name = ".codex/config.toml" if "codex" in words[0] else ".claude/settings.json"
+    (home / name).parent.mkdir()
+    (home / name).write_text(settings.replace("HOME", str(home)))
+    program = home / "bin" / next(word for word in words if word != "env" and "=" not in word)
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\ntouch '{home}/started'\n")
+    program.chmod(0o755)
+    command = [str(program) if str(program).endswith(word) else word for word in words]
+    line = [*command_line(), "acp", "--hooks", "--", *command]
+    done = subprocess.run(line, cwd=project, input="", capture_output=True, text=True, check=False, timeout=LONG_S)
+    assert (home / "started").exists() == (not why), done.stderr
+    assert why in done.stderr
+    assert bool(done.returncode) == bool(why)
+
+
 @pytest.mark.long
 def test_a_terminal_of_the_editors_runs_in_the_hood(editor, cli, project, known_host):
     one = editor("--hooks")

@@ -437,6 +437,75 @@ def test_directories_in_a_clients_settings_are_offered_and_never_taken(
     assert json.loads(cli("roots", "list", "--json").stdout)["roots"] == [str(project)]
 
 
+SWITCHES = [
+    (".claude/settings.json", '{"disableAllHooks": true}', "disableAllHooks"),
+    (".claude/settings.local.json", '// mine\n{"disableAllHooks": true}', "disableAllHooks"),
+    (".claude/settings.json", '{"disableSkillShellExecution": false}', "disableSkillShellExecution"),
+    (".github/copilot/settings.json", '{"disableAllHooks": true}', "disableAllHooks"),
+    (".gemini/settings.json", '{"hooksConfig": {"enabled": false}}', "hooksConfig.enabled"),
+    (".gemini/settings.json", '{"hooksConfig": {"disabled": ["fumehood"]}}', "hooksConfig.disabled"),
+    (".gemini/settings.json", '{"hooks": {"enabled": false}}', "hooks.enabled"),
+    (".codex/config.toml", "[features]\nhooks = false\n", "features.hooks"),
+    (".codex/config.toml", "features.codex_hooks = false", "features.codex_hooks"),
+    ("sub/.claude/settings.json", '{"disableAllHooks": true}', "disableAllHooks"),
+    (".claude/settings.json", '{"disableAllHooks": true', "can't be read"),
+]
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize(("file", "text", "key"), SWITCHES)
+def test_a_repository_that_switches_the_hook_off_is_named_wherever_a_person_looks(
+    cli: Cli, project: Path, file: str, text: str, key: str
+) -> None:
+    path = project / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (project / ".git").mkdir()
+    (project / "sub").mkdir(exist_ok=True)
+    outputs = [
+        cli("setup", "claude", "--yes", cwd=project / "sub").stdout,
+        cli("status", cwd=project / "sub").stdout,
+        cli("doctor", cwd=project / "sub").stdout,
+        cli("run", "--brief", "--session", "one", "--", "true", cwd=project / "sub").stderr,
+        cli("run", "--session", "two", "--", "true", cwd=project / "sub").stderr,
+    ]
+    for output in outputs:
+        assert f"{file}" in output
+        assert key in output
+    assert "out of the hood" not in cli("run", "--brief", "--session", "one", "--", "true").stderr, "it is told once"
+    (told,) = json.loads(cli("status", "--json", cwd=project / "sub").stdout)["hooks_off"]
+    assert told.startswith(file)
+
+
+@pytest.mark.namespaces
+def test_a_project_that_switches_nothing_off_is_not_warned_about(cli: Cli, project: Path) -> None:
+    for file, text in (
+        (".claude/settings.json", '{"disableAllHooks": false, "hooks": {"PreToolUse": []}}'),
+        (".claude/settings.local.json", ""),
+        (".gemini/settings.json", '{"hooksConfig": {"enabled": true, "disabled": []}, "hooks": {"BeforeTool": []}}'),
+        (".codex/config.toml", "[features]\nhooks = true\n"),
+    ):
+        (project / file).parent.mkdir(exist_ok=True)
+        (project / file).write_text(text)
+    assert "WARNING" not in cli("setup", "claude", "--yes").stdout
+    assert json.loads(cli("status", "--json").stdout)["hooks_off"] == []
+    assert "switches them off" in cli("doctor").stdout
+    assert cli("run", "--brief", "--session", "one", "--", "true").stderr == ""
+
+
+def test_claude_code_is_told_not_to_run_the_lines_of_skills_unless_a_person_decided_that(cli: Cli, home: Path) -> None:
+    path = home / ".claude/settings.json"
+    cli("setup", "claude", "--yes")
+    assert read(path)["disableSkillShellExecution"] is True
+    cli("setup", "claude", "--remove", "--yes")
+    assert not path.exists()
+    path.write_text('{"disableSkillShellExecution": false}')
+    cli("setup", "claude", "--yes")
+    assert read(path)["disableSkillShellExecution"] is False
+    cli("setup", "claude", "--remove", "--yes")
+    assert path.read_text() == '{"disableSkillShellExecution": false}'
+
+
 def test_the_end_of_input_is_no_yes(home: Path, project: Path) -> None:
     with Terminal([*command_line(), "setup", "claude"], project, columns=200) as screen:
         screen.wait_for("write this?")

@@ -36,6 +36,8 @@ def told(home: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
             client.input_field: tool_input, client.session_field: "s", client.id_field: call,
             client.directory_field: str(project), **more,
         }  # fmt: skip
+        if name == "claude":
+            fields = {"permission_mode": "default", **fields}
         fields |= dict.fromkeys(client.result_fields[:1], "ok") if is_after else {}
         fields.pop("", None)
         answered = hook.answer_call(json.dumps(fields).encode(), hook.parse_options(["--client", name]))
@@ -164,6 +166,7 @@ def test_an_edit_that_goes_on_is_not_taken_for_a_lost_run(told: Answer, project:
     assert "every run's directory is recorded" in cli("doctor").stdout
 
 
+ASKING_MODES = ("default", "acceptEdits")
 HELD = [".git/hooks/pre-commit", ".claude/settings.json", ".vscode/tasks.json", "../outside.txt", "~/.bashrc", "out"]
 
 
@@ -182,6 +185,19 @@ def test_what_would_be_held_is_put_to_the_person_or_denied(
     assert reason
     if client == "gemini":
         assert "fumehood review" in reason or "fumehood roots add" in reason
+
+
+@pytest.mark.parametrize("path", [".claude/settings.json", ".mcp.json", ".git/hooks/pre-commit", "~/.bashrc"])
+@pytest.mark.parametrize("mode", [*ASKING_MODES, "bypassPermissions", "auto", "plan", "dontAsk", "new", None])
+def test_where_claude_code_would_not_ask_a_person_what_would_be_held_is_denied(
+    told: Answer, path: str, mode: str | None
+) -> None:
+    answer = told("claude", "Write", {"file_path": path, "content": "x\n"}, "1", permission_mode=mode)
+    is_asked = mode in ASKING_MODES
+    assert answer["permissionDecision"] == ("ask" if is_asked else "deny")
+    reason = answer["permissionDecisionReason"]
+    assert is_asked or (f"in the mode {mode!r}" in reason and "fumehood r" in reason), "and what the person can do"
+    assert told("claude", "Write", {"file_path": "a.py", "content": "x\n"}, "2", permission_mode=mode) == {}
 
 
 def test_a_patch_that_would_be_held_is_denied_in_codex_where_a_question_lets_it_through(told: Answer) -> None:

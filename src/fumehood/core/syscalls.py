@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-EPERM, ENOSYS, EAFNOSUPPORT = 1, 38, 97
+EPERM, EINVAL, ENOSYS, EAFNOSUPPORT = 1, 22, 38, 97
 NO_ERROR = 0  # the call is not made, but reported as successful
 
 X86_64, AARCH64 = "x86_64", "aarch64"
@@ -26,6 +26,7 @@ X32_BIT = 0x40000000  # the second ABI of x86_64: the same calls under other num
 # Every flag of clone and unshare that makes a namespace.
 _NEW_NAMESPACES = 0x7E020080
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
+_F_SETLEASE = 1024
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
 # Those of netlink, and those of IP that every kernel has: besides the first 32, ping for IPv6 and multipath TCP.
 _PROTOCOLS = (*range(32), 58, 262)
@@ -84,6 +85,8 @@ RULES: tuple[CallRule, ...] = (
     _rule("ioctl", EPERM, "types into the person's terminal", _if(1, "one of", _TIOCSTI, _TIOCLINUX)),
     _rule("ioctl", EPERM, "makes the kernel load a protocol for modems, which had many holes",
           _if(1, "one of", _TIOCSETD)),
+    _rule("fcntl", EINVAL, "a lease makes every program outside that opens the file wait",
+          _if(1, "one of", _F_SETLEASE)),
     _rule("socket socketpair", EAFNOSUPPORT,
           "namespaces separate only these: others (vsock) lead to the machine's host",
           _if(0, "none of", _UNIX, _INET, _INET6, _NETLINK)),
@@ -117,6 +120,7 @@ PRETENDED_OWNERS: tuple[CallRule, ...] = tuple(
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89), "add_key": (248, 217), "bpf": (321, 280), "chown": (92, None), "clock_settime": (227, 112),
     "clone": (56, 220), "clone3": (435, 435), "delete_module": (176, 106), "fchown": (93, 55), "fchownat": (260, 54),
+    "fcntl": (72, 25),
     "finit_module": (313, 273), "fsconfig": (431, 431), "fsmount": (432, 432), "fsopen": (430, 430),
     "fspick": (433, 433), "init_module": (175, 105), "io_setup": (206, 0),
     "io_uring_enter": (426, 426), "io_uring_register": (427, 427), "io_uring_setup": (425, 425), "ioctl": (16, 29),

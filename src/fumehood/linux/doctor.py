@@ -80,6 +80,7 @@ def examine(state_dir: str, machine: Host | None = None) -> list[Ability]:
     return [
         Ability(name="bubblewrap", works=machine.bwrap is not None, detail=bwrap_detail, fix=fix, needed="required"),
         *_check_bubblewraps(),
+        *_check_links_out(machine, state_dir),
         *_check_namespaces(machine),
         _check_kernel_overlay(machine, state_dir),
         Ability(name="overlay as root", works=machine.privileged, detail=root_detail, needed="info"),
@@ -180,6 +181,20 @@ def _check_bubblewraps() -> list[Ability]:
         fix = f"export FUMEHOOD_BWRAP={shlex.quote(path)}"
         detail = f"{path}: not used, because a command could have put it there"
         abilities.append(Ability(name="bubblewrap passed over", works=False, detail=detail, fix=fix, needed="info"))
+    return abilities
+
+
+def _check_links_out(machine: Host, state_dir: str) -> list[Ability]:
+    """Report of each bubblewrap in use whether a link can lead its mounts out, and whether that is reached here."""
+    abilities = []
+    for bwrap in dict.fromkeys(each for each in (machine.bwrap, machine.overlay_bwrap) if each):
+        detail = "not reached behind a link that a command left, although bubblewrap mounts all here"
+        if machine.makes_namespaces:
+            detail = 'not reached: bubblewrap mounts nothing but /proc; with capture = "bwrap" it mounts all'
+        is_fixed = not bubblewrap.follows_links_out(bwrap, state_dir)
+        detail = f"{_bwrap_text(bwrap)}: {'it has been fixed' if is_fixed else detail}"
+        name, fix = bubblewrap.LINKS_OUT, "" if is_fixed else install_line("bubblewrap")
+        abilities.append(Ability(name=name, works=is_fixed, detail=detail, fix=fix, needed="info"))
     return abilities
 
 

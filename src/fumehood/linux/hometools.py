@@ -29,12 +29,12 @@ _MOST_INSTALLATIONS = 1000  # searched for secrets
 _DEEPEST = 4  # levels of collections of installations
 _MOST_SINGLE_FILES = 64  # programs that are shown as single files: each needs a mount
 _MOST_SHOWN = 256
-_MOST_FOLDERS = 400  # of one root, or of a collection of environments
+_MOST_FOLDERS = 400  # of one root, of a collection of environments, or below directories of programs
 _MOST_PROGRAMS = 1000  # whose links and interpreters are followed
 _TASK_ENVIRONMENTS = (".direnv", ".hatch", ".nox", ".tox", ".venvs")  # in each of these is an environment for each task
 _NOT_ENVIRONMENTS = frozenset({".git", "node_modules"})
 _LONGEST_RECORD, _LONGEST_SCRIPT = 1 << 20, 1 << 14
-_MOST_SCRIPTS = 500  # searched for tokens
+_MOST_SCRIPTS = 500  # searched for tokens and keys
 _LONG_SHEBANG = b"'''exec' "  # pip's form of a first line that is too long for the kernel
 
 
@@ -97,6 +97,7 @@ class Homes:
         self._hidden = tuple(f"{place}/" for place in (*hidden, *self._masked_by_name(), *self.moved_secrets))
         self._installations_left = _MOST_INSTALLATIONS
         self._scripts_left = _MOST_SCRIPTS
+        self._folders_left = _MOST_FOLDERS
 
     def values(self, variable: str) -> list[str]:
         """Return the absolute paths that a variable holds."""
@@ -208,7 +209,7 @@ class Homes:
     def secrets_in(self, folder: str) -> tuple[list[str], list[str]] | None:
         """Return the files with passwords in an installation or a collection of installations, and the links in it.
 
-        Return None if there are too many installations to examine.
+        Return None for a browser's profile, and if there are too many installations to examine.
         """
         secrets: list[str] = []
         links: list[str] = []
@@ -218,7 +219,11 @@ class Homes:
                 return None
             self._installations_left -= 1
             path, depth = waiting.pop()
-            names = self.disk.listing(path)
+            if depth == 0 and self.is_browser_profile(path):
+                return None
+            listing = self.disk.listing(path)
+            names = {name: kind for name, kind in listing.items() if name not in installations.REPOSITORY_SIGNS}
+            secrets += [f"{path}/{name}" for name in listing if name not in names]
             is_collection = os.path.basename(path) in installations.COLLECTION_DIRECTORIES
             is_collection = is_collection or (depth > 0 and "bin" not in names)
             if not is_collection:
@@ -236,12 +241,14 @@ class Homes:
             for name, kind in self.disk.listing(folder).items():
                 if kind == "d":
                     continue
-                is_private = name in installations.SECRET_FILES or name.startswith(installations.SECRET_STARTS)
-                is_private = is_private or name.endswith(installations.SECRET_ENDS)
-                if not is_private and any(word in name.lower() for word in installations.SECRET_WORDS):
-                    is_private = not self.disk.mode(f"{folder}/{name}") & 0o111  # `secret-tool` is a program
-                if is_private:
-                    yield f"{folder}/{name}"
+                inner = f"{folder}/{name}"
+                has_word = any(word in name.lower() for word in installations.SECRET_WORDS)
+                # `secret-tool` is a program.
+                if self._is_private(inner, name) or (has_word and not self.disk.mode(inner) & 0o111):
+                    yield inner
+        if not (installations.INSTALLATION_SIGNS | installations.MANAGER_SIGNS).isdisjoint(names):
+            folders = (f"{path}/{name}" for name in names.keys() - installations.INSTALLATION_PARTS)
+            yield from filter(self.is_browser_profile, folders)
         if "pyvenv.cfg" in names or installations.CONDA_SIGN in names:
             hooks = [f"{path}/{hook}" for hook in installations.ENVIRONMENT_HOOKS]
             yield from filter(self.disk.exists, hooks)
@@ -249,13 +256,50 @@ class Homes:
         records += [record for record in installations.RECORD_PATHS if record.partition("/")[0] in names]
         yield from (f"{path}/{record}" for record in records if self._holds_secret(f"{path}/{record}"))
 
-    def is_script_with_token(self, path: str) -> bool:
-        """Return True if a script contains the token of a service."""
+    def secrets_below(self, folder: str, *, are_own: bool) -> Iterator[str]:
+        """Yield what is secret in a directory of programs and below it; if they are a person's own, by content too.
+
+        What would be too much to look through is not shown, save installed packages.
+        """
+        waiting = [folder]
+        while waiting:
+            path = waiting.pop(0)
+            for name, kind in sorted(self.disk.listing(path).items()):
+                inner = f"{path}/{name}"
+                if kind == "d" and name not in installations.PACKAGE_DIRECTORIES:
+                    self._folders_left -= 1
+                    is_secret = name in installations.REPOSITORY_SIGNS or self.is_browser_profile(inner)
+                    if is_secret or self._folders_left < 0:
+                        yield inner
+                    else:
+                        waiting.append(inner)
+                elif kind == "f" and (self._is_private(inner, name) or (are_own and self.holds_token_or_key(inner))):
+                    yield inner
+
+    def is_browser_profile(self, path: str) -> bool:
+        """Return True if a browser keeps what it knows of a person in a directory."""
+        if any(self.disk.exists(f"{path}/{sign}") for sign in installations.BROWSER_PROFILE_SIGNS):
+            return True
+        return self.disk.exists(f"{path}/Default") and self.disk.exists(f"{path}/Default/Cookies")
+
+    def _is_private(self, path: str, name: str) -> bool:
+        """Return True if a file is secret by its name, or is no mere certificate."""
+        if name.endswith(".pem") and stat.S_ISREG(self.disk.mode(path)):
+            content = plain_file(path, most=_LONGEST_RECORD) or b""
+            return len(content) >= _LONGEST_RECORD or b"PRIVATE KEY" in content or b"BEGIN CERTIFICATE" not in content
+        is_private = name in installations.SECRET_FILES or name.startswith(installations.SECRET_STARTS)
+        return is_private or name.endswith(installations.SECRET_ENDS)
+
+    def holds_token_or_key(self, path: str) -> bool:
+        """Return True if a text contains the token of a service or a private key."""
         self._scripts_left -= 1
         if self._scripts_left < 0 or not stat.S_ISREG(self.disk.mode(path)):
             return False
         content = plain_file(path, most=_LONGEST_SCRIPT) or b""
-        return not content.startswith(b"\x7fELF") and has_known_token(os.fsdecode(content))
+        if content.startswith(b"\x7fELF"):
+            return False
+        has_key = any(line.startswith(b"-----BEGIN ") and b"PRIVATE KEY" in line for line in content.splitlines())
+        return has_key or has_known_token(os.fsdecode(content))
 
     def _holds_secret(self, path: str) -> bool:
         """Return True if an installer's record has credentials in it, or is too long to be examined."""
@@ -324,9 +368,11 @@ class _ToolSearch:
                 if self.homes.is_installation(real):
                     self._add(real, why)
             elif part.endswith("*"):
-                for name in self._disk.listing(real):
-                    if name.startswith(part[:-1]):
-                        self._show_part(f"{real}/{name}", why)
+                above, _, start = f"{real}/{part[:-1]}".rpartition("/")
+                folder = self._follow(above, why)
+                for name in self._disk.listing(folder) if folder else ():
+                    if name.startswith(start):
+                        self._show_part(f"{folder}/{name}", why)
             else:
                 self._show_part(f"{real}/{part}", why)
 
@@ -382,6 +428,8 @@ class _ToolSearch:
             else:
                 is_alone = True
                 self._show_folder_alone(real, why)
+            if f"{real}/".startswith(self._prefixes) and not _node_modules_of(real):
+                self._masked.update(self.homes.secrets_below(real, are_own=is_alone))
         self._show_base(above)
         if not self.homes.is_writable_by_commands(real):
             self._follow_programs(real, with_interpreters=is_alone)
@@ -392,8 +440,6 @@ class _ToolSearch:
             if kind == "l":
                 self._show_program(f"{folder}/{name}", f"program {name}")
             elif kind == "f" and with_interpreters:
-                if self.homes.is_script_with_token(f"{folder}/{name}"):
-                    self._masked.add(f"{folder}/{name}")
                 self._show_interpreter(self._disk.head(f"{folder}/{name}"), name)
 
     def _show_folder_alone(self, real: str, why: str) -> None:
@@ -477,7 +523,7 @@ class _ToolSearch:
         return real
 
     def _add_single(self, path: str, why: str) -> None:
-        if self._single_files_left and not self.homes.is_script_with_token(path) and self._add(path, why):
+        if self._single_files_left and not self.homes.holds_token_or_key(path) and self._add(path, why):
             self._single_files_left -= 1
 
     def _add(self, path: str, why: str) -> bool:

@@ -11,7 +11,7 @@ import stat
 
 from fumehood.core.value import Value
 from fumehood.linux import libc
-from fumehood.linux.site import EMPTY_FILE, ROOT, Site
+from fumehood.linux.site import EMPTY_FILE, READ_ONLY, ROOT, Site
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 DATA_FD = 10  # the first of the descriptors that bubblewrap reads texts from
 PROC = "/proc"
-_READ_ONLY = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV
 DEVICE_NODES = ("null", "zero", "full", "random", "urandom", "tty")
 DEVICE_LINKS = (
     ("fd", "/proc/self/fd"), ("stdin", "/proc/self/fd/0"), ("stdout", "/proc/self/fd/1"),
@@ -164,7 +163,7 @@ class View(Operation):
         elif len(lowers) == 1:
             lowers.append(site.empty_directory)  # an overlay needs two
         options = f"lowerdir={':'.join(lowers)},userxattr"
-        site.mount("overlay", self.target, "overlay", _READ_ONLY, options)
+        site.mount("overlay", self.target, "overlay", READ_ONLY, options)
 
     def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         if len(self.sources) > 1:
@@ -179,7 +178,10 @@ class View(Operation):
 
 
 class Bind(Operation):
-    """A file or directory of the host, as it is there."""
+    """A file or directory of the host, as it is there; a read-only file, out of a view of its directory.
+
+    A command's locks and leases on such a file stay in the view: on the host's own, they would stop its programs.
+    """
 
     source: str
     is_writable: bool = False
@@ -190,8 +192,10 @@ class Bind(Operation):
 
     def do(self, site: Site) -> None:
         try:
-            flags = libc.MS_NOSUID | libc.MS_NODEV
-            site.bind(self.source, self.target, flags if self.is_writable else _READ_ONLY)
+            if self.is_writable:
+                site.bind(self.source, self.target, libc.MS_NOSUID | libc.MS_NODEV)
+            else:
+                site.bind(site.in_view(self.source), self.target, READ_ONLY)
         except FileNotFoundError:
             if self.is_writable:
                 raise
@@ -252,9 +256,9 @@ class Mask(Operation):
 
     def do(self, site: Site) -> None:
         if self.is_directory:
-            site.mount("tmpfs", self.target, "tmpfs", _READ_ONLY, "mode=755,size=4k")
+            site.mount("tmpfs", self.target, "tmpfs", READ_ONLY, "mode=755,size=4k")
         else:
-            site.bind(EMPTY_FILE, self.target, _READ_ONLY)
+            site.bind(EMPTY_FILE, self.target, READ_ONLY)
 
     def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         if self.is_directory:
@@ -309,19 +313,23 @@ class Device(Operation):
 
 
 class Console(Operation):
-    """The command's terminal under a name in /dev, if its standard output is one."""
+    """The command's terminal under a name in /dev, if its standard output is one.
+
+    A standard stream that is a device is opened anew in there: by a descriptor of the host's node, a command could
+    change the mode of that, for the whole machine.
+    """
 
     def describe(self) -> str:
         return "the command's terminal, if it has one"
 
     def do(self, site: Site) -> None:
-        try:
-            terminal = os.ttyname(1)
-        except OSError:
-            return
-        site.bind(terminal, self.target, libc.MS_NOSUID)
-        if site.owner is not None:
-            os.fchown(1, *site.owner)
+        if os.isatty(1):
+            if site.owner is not None:
+                os.fchown(1, *site.owner)
+            site.bind(os.ttyname(1), self.target, libc.MS_RDONLY | libc.MS_NOSUID)
+        for fd in range(3):
+            if stat.S_ISCHR(os.fstat(fd).st_mode):
+                site.reopen(fd, self.target if os.isatty(fd) else "/dev/null")
 
     def bwrap_arguments(self, texts: list[bytes]) -> list[str]:
         return []  # comes with its devices

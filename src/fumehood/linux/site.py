@@ -7,6 +7,7 @@ command left in a layer must not decide where something is mounted.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 
@@ -22,7 +23,9 @@ ROOT = f"{SITE}/root"  # what bubblewrap shows as `/`
 EMPTY_FILE = f"{SITE}/nothing"
 BWRAP_DIRECTORY = f"{SITE}/lent"  # where another user can start a bubblewrap that lies in root's home
 _COVERS = f"{SITE}/cover"
+_VIEWS = f"{SITE}/views"
 _EMPTY_DIRECTORY = f"{SITE}/empty"
+READ_ONLY = libc.MS_RDONLY | libc.MS_NOSUID | libc.MS_NODEV
 _PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 # Flags as statvfs returns them and as mount takes them: in a user namespace, a remount must keep all that are set.
 _LOCKED_FLAGS = (
@@ -44,10 +47,11 @@ class Site:
         self._own_devices: set[int] = set()  # device numbers of our own file systems: we make entries only there
         self._parents: dict[str, tuple[int, bool]] = {}  # directories opened so far, and whether each is our own
         self._covers = 0
+        self._views: dict[str, str] = {}  # where a view of a directory is mounted; "" if it can't have one
         self.layers: dict[str, str] = {}  # upper directories to be judged, with the mount points of their overlays
         libc.mount(b"tmpfs", SITE.encode(), b"tmpfs", libc.MS_NOSUID | libc.MS_NODEV, b"mode=755,size=64m")
         self._own_devices.add(os.stat(SITE).st_dev)
-        for directory in (ROOT, _EMPTY_DIRECTORY, _COVERS):
+        for directory in (ROOT, _EMPTY_DIRECTORY, _COVERS, _VIEWS):
             os.mkdir(directory, 0o755)
         os.close(os.open(EMPTY_FILE, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o444))
 
@@ -125,6 +129,35 @@ class Site:
             self.mount(f"/proc/self/fd/{original}", target, "", libc.MS_BIND, is_directory=is_directory)
         self.restrict(target, flags)
 
+    def in_view(self, path: str) -> str:
+        """Return where a file of the host lies in a view of its directory; the path itself if it lies in none.
+
+        A directory lies in none, nor does a file that is a mount of its own or on a file system without overlays.
+        """
+        with Closing(os.open(path, os.O_PATH | os.O_CLOEXEC)) as original:
+            status = os.fstat(original)
+            directory, _, name = os.readlink(f"/proc/self/fd/{original}").rpartition("/")
+        if stat.S_ISDIR(status.st_mode):
+            return path
+        if directory not in self._views:
+            self._views[directory] = self._mount_view(directory or "/")
+        seen = f"{self._views[directory]}/{name}"
+        # The view has what lies under a mount, which is another file.
+        return seen if self._views[directory] and os.lstat(seen).st_ino == status.st_ino else path
+
+    def _mount_view(self, directory: str) -> str:
+        """Mount a view of a directory where only this process sees it; return "" if overlays can't show it."""
+        view = f"{_VIEWS}/{len(self._views)}"
+        os.mkdir(view)
+        options = f"lowerdir={self.descriptor_path(directory)}:{_EMPTY_DIRECTORY},userxattr,xino=off"
+        try:
+            libc.mount(b"overlay", view.encode(), b"overlay", READ_ONLY, options.encode())
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return ""
+        return view
+
     def restrict(self, target: str, flags: int) -> None:
         """Add mount flags to what is mounted at a place."""
         with Closing(self._open_place(target, is_directory=False)) as place:
@@ -153,6 +186,15 @@ class Site:
         """Open a directory as the command will see it."""
         with Closing(self._open_place(target, is_directory=True)) as place:
             return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def reopen(self, fd: int, target: str) -> None:
+        """Let a standard stream lead to a device as the command will see it, for reading or writing as before."""
+        flags = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE | os.O_NOCTTY | os.O_CLOEXEC
+        with (
+            Closing(self._open_place(target, is_directory=False)) as place,
+            Closing(os.open(f"/proc/self/fd/{place}", flags)) as device,
+        ):
+            os.dup2(device, fd)
 
     def watch_layers(self) -> list[int]:
         """Return a descriptor that becomes readable once no process uses the overlays of the layers any more.

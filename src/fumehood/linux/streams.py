@@ -226,7 +226,7 @@ def decoding_sink(tell: Callable[[str], object]) -> Sink:
 
 CLOSED, INHERITED, TYPED = "closed", "inherited", "typed"
 _PIECE = 1 << 16
-_MEMORY_MAJOR = 1  # the major number of /dev/null, /dev/zero and the like
+_NULL_DEVICE = os.makedev(1, 3)
 
 
 class Stdio:
@@ -241,7 +241,7 @@ class Stdio:
 
     def close_command_ends(self) -> None:
         """Close the command's ends after the start; if we kept them open, its output would never end."""
-        for fd in {*self.descriptors} - {0}:  # 0 is our own standard input
+        for fd in {*self.descriptors}:
             os.close(fd)
 
     def close_own_ends(self) -> None:
@@ -289,22 +289,23 @@ def connect_terminal(terminal: Terminal | ProgramTerminal, output: Stream, sourc
 
 def is_repeatable_input(source: CommandInput) -> bool:
     """Return True if a command that is run again would get the same input."""
-    return _is_null_device() if source == INHERITED else isinstance(source, (str, bytes)) and source != TYPED
+    return _is_null_device(0) if source == INHERITED else isinstance(source, (str, bytes)) and source != TYPED
 
 
-def _is_null_device() -> bool:
-    """Return True if our own standard input is /dev/null or the like."""
-    status = os.fstat(0)
-    return stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) == _MEMORY_MAJOR
+def _is_null_device(fd: int) -> bool:
+    status = os.fstat(fd)
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL_DEVICE
+
+
+def _open_null_device() -> int:
+    return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)  # the launch opens the sandbox's own instead
 
 
 def _open_input(source: CommandInput) -> tuple[int, Carrier | None]:
-    if source == INHERITED:
-        return (0, None) if _is_null_device() else lend_input(0)
     if source == CLOSED:
-        return os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), None
-    if isinstance(source, int):
-        return lend_input(source)
+        return _open_null_device(), None
+    if source == INHERITED or isinstance(source, int):
+        return lend_input(source if isinstance(source, int) else 0)
     reading, writing = os.pipe()
     if source == TYPED:
         return reading, Feed(writing, source=0)
@@ -372,6 +373,8 @@ _WITHOUT_WAITING = 2  # of splice and tee
 def lend_input(source: int) -> tuple[int, Carrier | None]:
     """Return a descriptor for the command's input that stands for one of ours, and what carries data to it."""
     kind = stat.S_IFMT(os.fstat(source).st_mode)
+    if _is_null_device(source):
+        return _open_null_device(), None
     if kind == stat.S_IFCHR:
         reading, writing = os.pipe()
         return reading, Feed(writing, source=source)

@@ -32,6 +32,7 @@ from fumehood.service.blocked import unchangeable_files
 from fumehood.service.hood import Caller, Hood
 from fumehood.service.running import Execution, output_streams
 from fumehood.service.sandbox import build_world
+from fumehood.service.session import hooks_switched_off
 from fumehood.service.store import Store
 from fumehood.service.surroundings import World, host_or_tree_world
 from fumehood.store.config import policy_for
@@ -310,6 +311,12 @@ def examine(store: Store, project: Project | None = None) -> Examination:
     except BadConfiguration:
         policy = Policy()  # `config check` reports the mistake
     abilities = [room, records, *doctor.examine_devices(policy.devices), *doctor.examine(state, host)]
+    if project is not None:
+        off = "; ".join(hooks_switched_off(project.path))
+        detail = off or f"nothing in {project.path} switches them off"
+        fix = "remove that setting, unless it is yours, before a client is started there"
+        hooks = Ability(name="the clients' hooks", works=not off, detail=detail, fix=fix, needed="required")
+        abilities.insert(0, hooks)
     if project is not None and not host.why_bare:
         foreign_files = unchangeable_files(store.places, project)
         abilities.append(doctor.examine_roots(host, policy.capture, project.roots, foreign_files))

@@ -7,6 +7,7 @@ import os
 import time
 import zlib
 
+from fumehood.core.paths import is_below
 from fumehood.core.report import END_UNKNOWN, NOT_FOLLOWED, Blocked, Run
 from fumehood.core.request import (
     CWD_FILE,
@@ -44,10 +45,70 @@ _SHARED_DIRECTORY = "/run"  # our own state is closed to another user
 _LINK_LIFETIME_S = 600.0
 _INPUT_PIPES = (CWD_FILE, VARIABLES_FILE, REQUESTS)
 _PIPES = (*_INPUT_PIPES, ANSWERS)
+_MAX_SETTINGS = 1 << 20
+_CLAUDE_SWITCHES = {"disableAllHooks": False, "disableSkillShellExecution": True}
+_COPILOT_SWITCHES = {"disableAllHooks": False}
+# Settings in a project that take a client's commands out of the hood: by file, each with its only harmless value.
+# Copilot CLI reads Claude Code's files too.
+_HOOK_SWITCHES: Mapping[str, Mapping[str, object]] = {
+    ".claude/settings.json": _CLAUDE_SWITCHES,
+    ".claude/settings.local.json": _CLAUDE_SWITCHES,
+    ".github/copilot/settings.json": _COPILOT_SWITCHES,
+    ".github/copilot/settings.local.json": _COPILOT_SWITCHES,
+    ".gemini/settings.json": {
+        "hooksConfig.enabled": True, "hooksConfig.disabled": [],
+        "hooks.enabled": True, "hooks.disabled": [], "tools.enableHooks": True,  # of older versions
+    },
+    ".codex/config.toml": {"features.hooks": True, "features.codex_hooks": True},
+}  # fmt: skip
+
+
+def hooks_switched_off(project: str) -> list[str]:
+    """Return a sentence for each setting that takes a client's commands out of the hood, in the project's own files.
+
+    A repository can bring such a file with it. Looks in each directory from the working directory up to the project.
+    """
+    sentences = []
+    directory = os.readlink("/proc/self/cwd")  # never fails, also if the directory is gone
+    directories = [project]
+    while is_below(directory, project):
+        directories.append(directory)
+        directory = os.path.dirname(directory)
+    for path, switches in ((f"{each}/{file}", _HOOK_SWITCHES[file]) for each in directories for file in _HOOK_SWITCHES):
+        name = os.path.relpath(path, project)
+        try:
+            # A command may have put a pipe there.
+            with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), encoding="utf-8") as file:
+                text = file.read(_MAX_SETTINGS)
+            settings = _parse_settings(path, text)
+        except OSError:
+            continue  # there is none
+        except (BadRequest, ValueError, RecursionError):
+            sentences.append(f"{name} can't be read: it may take commands out of the hood")
+            continue
+        for keys, harmless in switches.items():
+            value: object = settings
+            for key in keys.split("."):
+                value = value.get(key) if isinstance(value, dict) else None
+            if value is not None and value != harmless:
+                sentences.append(f"{name}: {keys} takes commands out of the hood")
+    return sentences
+
+
+def _parse_settings(path: str, text: str) -> object:
+    if path.endswith(".toml"):
+        import tomllib
+
+        return tomllib.loads(text)
+    from fumehood.core.json_text import parse_json
+
+    return parse_json(text).as_python() if text.strip() else {}
 
 
 def session_of(store: Store, project: Project, name: str) -> Session:
     """Return the project's session of this name; a session belongs to the project in which it began."""
+    if store.sessions.find(name) is None:
+        store.notices += hooks_switched_off(project.path)
     session = store.sessions.open(project.id, name)
     if session.project != project.id:
         other = store.projects.path_of(session.project)

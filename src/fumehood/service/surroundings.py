@@ -387,6 +387,9 @@ class Surroundings:
             *(self._devices(world) if self._policy.devices else ()),
             Console(target="/dev/console"),
         ]  # fmt: skip
+        if scratch:  # Commands may have left links in it: nothing is mounted inside.
+            around = [each for each in scratch.mounts if any(is_below(other.target, each.target) for other in own)]
+            own = [each for each in own if each not in around]
         kept = _persistent_tmp(tmp, session_run, own) if tmp else []
         own[:0] = kept
         if not kept:

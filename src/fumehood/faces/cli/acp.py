@@ -37,8 +37,10 @@ from fumehood.core.questions import INTRODUCTION, TITLES
 from fumehood.core.request import checked_name
 from fumehood.errors import BadRequest, as_fumehood_error
 from fumehood.faces.cli import agent, run
+from fumehood.faces.cli.hook_clients import CLIENTS as HOOKED
 from fumehood.faces.cli.output import load_text, print_error
 from fumehood.faces.cli.setup import installed_command
+from fumehood.faces.cli.setup_clients import codex_trusts_hook, connections
 from fumehood.linux.libc import PR_SET_PDEATHSIG, prctl
 from fumehood.service.ask import Asked
 from fumehood.service.opened import OpenedStore
@@ -91,6 +93,7 @@ def main(arguments: Sequence[str]) -> int:
             raise BadRequest(f"standard {name} leads to no editor", hint="an editor starts this command, by pipes")
     editor = os.dup(0), os.dup(1)
     if _HOOKS in arguments[:end]:
+        _check_hook(options.command_words)
 
         def exec_agent(_channel: int) -> int:
             os.execvp(options.command_words[0], options.command_words)
@@ -116,6 +119,25 @@ def main(arguments: Sequence[str]) -> int:
         return agent.main([*ours, *arguments[end:]], lambda: (EditorAsker(channel),))
 
     return _connect(InHood(roots), editor, run_agent_in_hood, is_busy)
+
+
+def _check_hook(words: Sequence[str]) -> None:
+    """Refuse an agent that would not call our hook, because then its commands would run outside, and nobody would know.
+
+    The client is known by the name of its program. A program of another name is taken as it is.
+    """
+    names = (os.path.basename(word).lower() for word in words)
+    client = next((client for name in names for client in HOOKED if client in name), "")
+    if not client:
+        return
+    settings, in_hood = connections(installed_command())[client], "without --hooks, the agent itself runs in the hood"
+    if client == "gemini":
+        raise BadRequest("Gemini CLI calls no hook under an editor: its commands would run outside", hint=in_hood)
+    if not settings.has_hook:
+        raise BadRequest(f"our hook is not in the settings of {client}", hint=f"fumehood setup {client}; or {in_hood}")
+    if client == "codex" and not any(map(codex_trusts_hook, settings.hook)):
+        hint = f"start codex, type /hooks, review and trust it; or {in_hood}"
+        raise BadRequest("Codex skips our hook, because you have not trusted it: commands would run outside", hint=hint)
 
 
 def _connect(

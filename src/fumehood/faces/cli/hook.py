@@ -142,7 +142,7 @@ def answer_call(data: bytes, options: HookOptions) -> str:
                 answer = client.refuse_answer(ASK, reason)
         elif is_shell:
             tool_input = _rewrite_input(command_of(call), call, options)
-            decision = ASK if options.keeps_approval and client.honours_ask else ALLOW
+            decision = ASK if options.keeps_approval and client.asking_modes else ALLOW
             # The mark tells the model which lines are ours and which a command printed.
             mark = session_mark(state_directory(), _session_name(call, options)) if client.can_add_context else ""
             answer = client.rewrite_answer(tool_input, decision, explain_mark(mark) if mark else "")
@@ -289,7 +289,7 @@ def _safe_name(kind: str, identity: object) -> str:
 def begin_edit(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     """Save the files that an edit is about to change; returns why a person must be asked first, or "".
 
-    If a person must be asked but the client has no way to ask, BadRequest is raised instead, and nothing is saved.
+    If a person must be asked but the client would not ask, BadRequest is raised instead, and nothing is saved.
     """
     from fumehood.linux import nofollow
     from fumehood.service import edits
@@ -317,8 +317,10 @@ def begin_edit(call: ToolCall, session: str, passed_on: Sequence[str]) -> str:
     targets = edits.resolve_targets(seat, cwd, planned_edits)
     verdict = edits.judge_edit(seat, policy, mode, targets, is_in_draft=is_in_draft)
     reason = "; ".join(verdict.reasons)
-    if reason and not call.client.honours_ask:
-        raise BadRequest(f"the user must be asked first: {reason}", hint=verdict.instead)
+    permission_mode = call.raw.get("permission_mode")
+    if reason and permission_mode not in call.client.asking_modes:
+        where = f", and nobody is asked in the mode {permission_mode!a}" if call.client.asking_modes else ""
+        raise BadRequest(f"the user must be asked first{where}: {reason}", hint=verdict.instead)
     names = [each.path if each.root == 0 else each.real for each in targets]
     title = f"{'apply_patch' if is_shell else call.tool} {first_names([*map(printable, names)], _MAX_NAMED)}"
     with FileLock(places.lock(f"project-{seat.project}")):

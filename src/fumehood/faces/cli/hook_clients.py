@@ -70,7 +70,8 @@ class Client(Value):
     # the reason.
     refuse_answer: Callable[[str, str], Answer]
     no_answer: Answer | None = None  # leaves the call as it is
-    honours_ask: bool = False
+    # The values of the call's `permission_mode` in which the client puts ASK to a person; None if it sends no mode.
+    asking_modes: frozenset[str | None] = frozenset()
     can_add_context: bool = False
 
     # The environment variable with the directory that the client itself works in; the command's own may be another one.
@@ -203,7 +204,9 @@ _CLAUDE = Client(
     refuse_answer=lambda decision, reason: _hook_output(
         "PreToolUse", permissionDecision=decision, permissionDecisionReason=reason
     ),
-    honours_ask=True, can_add_context=True,
+    # For the files that it thinks dangerous itself, its own rule counts instead of our ASK: bypassPermissions writes
+    # them, auto and plan have a model decide, dontAsk denies without our reason.
+    asking_modes=frozenset({"default", "acceptEdits"}), can_add_context=True,
     project_variable="CLAUDE_PROJECT_DIR", directory_option="--add-dir",
     keeps_directory=True,
     # The newest file is looked for when the command starts: when a session begins, it is not written yet.
@@ -247,8 +250,8 @@ _COPILOT = Client(
         "permissionDecision": decision, "modifiedArgs": tool_input, "additionalContext": words,
     },
     refuse_answer=lambda decision, reason: {"permissionDecision": decision, "permissionDecisionReason": reason},
-    honours_ask=True, can_add_context=True, project_variable="COPILOT_PROJECT_DIR", directory_option="--add-dir",
-    waits_s=30.0,
+    asking_modes=frozenset({None}), can_add_context=True, project_variable="COPILOT_PROJECT_DIR",
+    directory_option="--add-dir", waits_s=30.0,
 )  # fmt: skip
 
 # OpenCode calls the plugin that `fumehood setup opencode` writes, so this format is our own.

@@ -292,7 +292,7 @@ def _run_command(
 
         # The shell that called us changes to the directory that the link names.
         run.blocked += leave_link(link, run.ended_in)
-    return run, lambda: upkeep(store, project.id, policy.clean)
+    return run, lambda: "\n".join(filter(None, (*store.notices, upkeep(store, project.id, policy.clean))))
 
 
 def _open_project(store: Store, options: CommandLine, session: str) -> Project:

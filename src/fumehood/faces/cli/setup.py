@@ -34,6 +34,7 @@ from fumehood.linux import doctor, probe
 from fumehood.linux.launch import start
 from fumehood.service.permission import Permissions
 from fumehood.service.roots import add_root
+from fumehood.service.session import hooks_switched_off
 from fumehood.store.config import policy_for, replace_with_backup, set_key
 
 _AGENT_CHOICES = (*CLIENTS, "mcp", "python", "none")
@@ -258,6 +259,7 @@ def connect(context: Context, client: str) -> int:
             if change.diff:
                 file |= {"backup": _write(change), "changed": True}
         result |= files[0] | {"changed": True}
+    result["notes"] += [] if options.remove else _warnings_here(context)
     result["directories"] = directories = [] if options.remove else _offer_directories(context, settings)
     result["notes"] += [f"the client was given {path}; for commands: fumehood roots add {shell_quote(path)}"
                         for path in directories]  # fmt: skip
@@ -267,6 +269,15 @@ def connect(context: Context, client: str) -> int:
         done = "written" if os.path.exists(file["path"]) else "removed"
         lines += [f"{done}: {file['path']}{backup}"] if file["changed"] else []
     return context.print_result(result, [*lines, *(f"note: {note}" for note in result["notes"])])
+
+
+def _warnings_here(context: Context) -> list[str]:
+    """Return what in the project around switches the hook off again."""
+    try:
+        project = context.store.projects.project_around(working_dir())
+    except BadRequest:
+        return []  # nothing here can be a project
+    return [f"WARNING: {sentence}, so look at that file first" for sentence in hooks_switched_off(project)]
 
 
 def _offer_directories(context: Context, settings: ClientSettings) -> list[str]:

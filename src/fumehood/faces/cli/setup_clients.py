@@ -34,6 +34,7 @@ _CODEX_HOOK_NOTES = (
     'Codex\'s own sandbox must let Fumehood work: once the hook is trusted, set sandbox_mode = "danger-full-access"',
 )
 _CODEX_SERVER_NOTE = "`required = true` makes Codex refuse to start without the server, instead of going on without it"
+_CLAUDE_SKILLS_NOTE = "`!` lines in skills and slash commands would run outside of the hood: they are switched off"
 _CLAUDE_HOOK_NOTE = "commands need no approval any more: add --ask to the hook's command to be asked as before"
 _NO_HOOK_NOTE = "it gets the server, not a hook: tell it to use run_command instead of its own terminal"
 _CURSOR_HOOK_NOTE = (
@@ -69,15 +70,19 @@ class ClientSettings(Value):
     settings_files: Sequence[str] = ()
     directory_keys: Sequence[str] = ()
 
+    @property
+    def has_hook(self) -> bool:
+        """True if our hook is in the client's settings."""
+        texts = {path: read_settings(path) for path in self.hook}
+        return any(
+            text if path.endswith(".js") else _hook_places(parse_settings(path, text)) for path, text in texts.items()
+        )
+
     def edits_and_notes(self, *, mcp: bool) -> tuple[Mapping[str, Sequence[SettingsEdit]], Sequence[str]]:
         """Return the edits of each file, the most important file first, and the notes."""
         if self.hook and not mcp:
             return {path: [edit] for path, edit in self.hook.items()}, self.hook_notes
-        # If our hook is in the client's settings already, its own shell need not be closed.
-        texts = {path: read_settings(path) for path in self.hook}
-        if any(
-            text if path.endswith(".js") else _hook_places(parse_settings(path, text)) for path, text in texts.items()
-        ):
+        if self.has_hook:  # then its own shell need not be closed
             return {path: [edit] for path, edit in self.server.items()}, self.server_notes
         files: dict[str, list[SettingsEdit]] = {}
         for path, edit in (*self.server.items(), *self.closing_shell.items()):
@@ -143,6 +148,18 @@ def _hook_places(settings: Any) -> list[tuple[list[str | int], str]]:
     return places
 
 
+def codex_trusts_hook(path: str) -> bool:
+    """Return True if Codex's settings say that the person has looked at our hook and trusts it."""
+    settings = parse_settings(path, read_settings(path))
+    for keys, _ in _hook_places(settings):
+        if keys[1] == HOOKED["codex"].before:
+            place = f":pre_tool_use:{keys[2]}:{keys[4] if len(keys) > 3 else 0}"
+            states = value_at(settings, ["hooks", "state"])
+            trusted = [state for key, state in (states or {}).items() if key.endswith(place)]
+            return any(value_at(each, ["trusted_hash"]) and each.get("enabled", True) for each in trusted)
+    return False
+
+
 def _json_hooks(
     command: list[str], client: str, entry: Callable[[str, str], dict[str, Any]], version: int | None = None
 ) -> SettingsEdit:
@@ -191,6 +208,17 @@ def _json_member(keys: list[str], value: Any) -> SettingsEdit:
         return _without_empty(json_text.without_entry(text, [*keys]), *([keys[:-1]] if len(keys) > 1 else []))
 
     return SettingsEdit(add=lambda text: json_text.with_member(text or "{}\n", keys, value), remove=remove)
+
+
+def _no_skill_commands(hooks: SettingsEdit) -> SettingsEdit:
+    """Also have Claude Code not run the `!` lines of skills and slash commands, which call no hook."""
+    key = "disableSkillShellExecution"
+    switch = _json_member([key], True)
+    return SettingsEdit(
+        # A person's own decision stays.
+        add=lambda text: hooks.add(text) if key in _parse_json(text) else switch.add(hooks.add(text)),
+        remove=lambda text: hooks.remove(switch.remove(text)),
+    )
 
 
 def _json_items(keys: list[str], values: tuple[str, ...]) -> SettingsEdit:
@@ -392,10 +420,10 @@ def connections(command: list[str]) -> dict[str, ClientSettings]:
     opencodes |= {"environment": places} if places else {}
     return {
         "claude": ClientSettings(
-            hook={claude: _json_hooks(command, "claude", lambda tools, line: {
+            hook={claude: _no_skill_commands(_json_hooks(command, "claude", lambda tools, line: {
                 "matcher": tools, "hooks": [{"type": "command", "command": line}],
-            })},
-            hook_notes=(_RESTART_NOTE, _CLAUDE_HOOK_NOTE),
+            }))},
+            hook_notes=(_RESTART_NOTE, _CLAUDE_HOOK_NOTE, _CLAUDE_SKILLS_NOTE),
             # Where Claude Code itself keeps servers that hold for every project.
             server={f"{moved or home()}/.claude.json": _json_member(
                 ["mcpServers", SERVER], {"type": "stdio", **server}

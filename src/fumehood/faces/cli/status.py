@@ -30,6 +30,7 @@ from fumehood.service import checkpoint, loopback
 from fumehood.service.ask import Desk
 from fumehood.service.overview import missed_questions
 from fumehood.service.permission import Permissions, add_granted_access, decide_access
+from fumehood.service.session import hooks_switched_off
 from fumehood.service.settle import FAILED
 from fumehood.service.undo import has_backups
 from fumehood.store.history import RunFilter
@@ -175,9 +176,10 @@ def _status(context: Context) -> int:
     last_undo = next(store.history.undos_in_force(context.run_filter, own_filter), None)
     undone_run = store.history.find(last_undo.of) if last_undo is not None and last_undo.of is not None else None
     is_in_part = undone_run is not None and undone_run.state != "undone"
+    hooks_off = hooks_switched_off(project.path)
     result = {
         "project": project.path, "session": session or None, "roots": list(project.roots), "network": network,
-        "hosts": list(policy.hosts), "show": list(policy.show),
+        "hooks_off": hooks_off, "hosts": list(policy.hosts), "show": list(policy.show),
         "held": [_run_fields(run) for run in held], "running": [_run_fields(run) for run in running],
         "drafts": [draft.name for draft in drafts],
         "taken_back": None if undone_run is None else {**_run_fields(undone_run), "in_part": is_in_part},
@@ -186,6 +188,7 @@ def _status(context: Context) -> int:
     now_s, paint, columns = time.time(), Paint(), terminal_width()
     rows: list[tuple[str, str]] = [("project", project.path)]
     rows += [("session", session)] if session else []
+    rows += [("WARNING", sentence) for sentence in hooks_off]
     rows += [
         ("running", f"{run_label(run)}  {format_elapsed(now_s - run.started_at)}  {run.command}") for run in running
     ]
