@@ -31,14 +31,14 @@ def fork_bomb(case: Case) -> Plot:
     return _holding(case, 'for n in $(seq 120); do sleep 100 >/dev/null & all="$all $!"; done', "kill $all")
 
 
-def _taking_memory(case: Case, take: str, release: str = "") -> Plot:
+def _taking_memory(case: Case, take: str) -> Plot:
     """Take a quarter of a gigabyte where a tenth is allowed, hold it, and tell that nobody minded."""
     _limits(case, 'limits.memory = "100 MiB"\n')
     (case.project / "go").touch()
     code = (
-        "import ctypes, mmap, os, resource, socket, time\nheld = []\n"
+        "import mmap, os, time\nheld = []\n"
         f"{take}\nprint('holding', flush=True)\n"
-        f"while not os.path.getsize('go'): time.sleep(0.02)\n{release}\nprint('{case.token}')"
+        f"while not os.path.getsize('go'): time.sleep(0.02)\nprint('{case.token}')"
     )
     return Plot(python(code), meanwhile=case.go, patience_s=NOTICED_S)
 
@@ -50,38 +50,11 @@ def memory_bomb(case: Case) -> Plot:
 
 
 @attack(RUNNING)
-def memory_bomb_by_system_v(case: Case) -> Plot:
-    """Takes more memory than it may in System V segments that no process maps."""
-    take = (
-        "libc = ctypes.CDLL(None); libc.shmat.restype = ctypes.c_void_p; libc.shmdt.argtypes = [ctypes.c_void_p]\n"
-        "for n in range(10):\n"
-        "    held.append(libc.shmget(0, 25 << 20, 0o1600)); place = libc.shmat(held[n], None, 0)\n"
-        "    ctypes.memset(place, 1, 25 << 20); libc.shmdt(place)"
-    )
-    return _taking_memory(case, take, "for each in held: libc.shmctl(each, 0, None)")
-
-
-@attack(RUNNING)
 def memory_bomb_by_a_file_in_memory(case: Case) -> Plot:
     """Takes more memory than it may in a file in memory that no process maps."""
     return _taking_memory(
         case, "held = os.memfd_create('bomb')\nfor n in range(250): os.write(held, bytes(1 << 20))"
     )
-
-
-@attack(RUNNING)
-def memory_bomb_by_sockets(case: Case) -> Plot:
-    """Takes more memory than it may by sending what nobody reads."""
-    take = (
-        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\nsent = 0\n"
-        "while sent < 250 << 20:\n"
-        "    pair = socket.socketpair(); held.append(pair); pair[0].setblocking(False)\n"
-        "    pair[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)\n"
-        "    try:\n        while True: sent += pair[0].send(bytes(65536))\n"
-        "    except BlockingIOError: pass"
-    )
-    return _taking_memory(case, take)
 
 
 @attack(RUNNING)

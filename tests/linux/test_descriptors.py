@@ -8,7 +8,7 @@ import pytest
 
 from fumehood.errors import FumehoodError
 from fumehood.linux.capture_fuse import finish
-from fumehood.linux.disk_use import DiskUse
+from fumehood.linux.limits import WrittenBytes
 from fumehood.linux.monitor import WatchedLayer
 from fumehood.linux.namespaces import Layer, mount_table
 from fumehood.service.held import fold_root
@@ -16,7 +16,7 @@ from fumehood.service.layers import scan_layers
 
 # Each opens `there` first, and then what is missing.
 OPENING: dict[str, Callable[[str, str], object]] = {
-    "room": lambda there, missing: DiskUse([there, missing], 1, layers_empty=True),
+    "room": lambda there, missing: WrittenBytes([there, missing], [], lambda: iter(())),
     "watched": lambda there, missing: WatchedLayer(missing, there),
     "folded": lambda there, missing: fold_root(f"{there}/new", [there, missing]),
     "normalised": lambda there, missing: finish(_layer(there, missing)),

@@ -10,8 +10,8 @@ import pytest
 from fumehood import Policy, Run, Sandbox, TooDeep
 from fumehood.linux import libc
 from fumehood.linux.capture import examples_of_foreign_files
-from fumehood.linux.disk_use import DiskUse
 from fumehood.linux.layer import scan
+from fumehood.linux.limits import WrittenBytes
 from fumehood.linux.nofollow import DEEPEST, LISTING, DirectoryCache, open_top, remove_tree, walk
 from fumehood.linux.project_tree import ProjectTree
 from fumehood.service import layers as layering
@@ -204,10 +204,10 @@ def test_twice_the_depth_takes_twice_the_work(
 def all_that_only_look(tree: Path) -> dict[str, Callable[[], object]]:
     """Whatever walks a tree and records nothing of it."""
     above = open_top(str(tree.parent))
-    room = DiskUse([str(tree)], 1 << 40, layers_empty=True)
+    written = WrittenBytes([str(tree)], [], lambda: iter(()))
     return {
         "the space that a layer takes": lambda: disk_usage(above, tree.name),
-        "what a command has written": lambda: sum(room.entry_sizes()),
+        "what a command has written": lambda: sum(size for _, size in written.sizes()),
         "whose files there are": lambda: examples_of_foreign_files([str(tree)]),
         "what leads into a root": lambda: ProjectTree(str(tree), lambda _: None, lambda _: False),
     }
@@ -234,7 +234,8 @@ def test_what_lies_beyond_any_limit_is_looked_at_too(test_directory: Path) -> No
     make_deep(test_directory / "tree", DEEPEST + 300)
     above = open_top(str(test_directory))
     assert disk_usage(above, "tree") >= (DEEPEST + 300) * os.stat(test_directory / "tree").st_blocks * 512
-    assert sum(DiskUse([str(test_directory / "tree")], 1 << 40, layers_empty=True).entry_sizes()) > 2 * (DEEPEST + 300)
+    written = WrittenBytes([str(test_directory / "tree")], [], lambda: iter(()))
+    assert sum(size for _, size in written.sizes()) > 2 * (DEEPEST + 300)
     remove_tree(above, "tree")
     os.close(above)
 

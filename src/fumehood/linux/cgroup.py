@@ -1,5 +1,6 @@
 """The control group of a run, where this user may make one: in it, the kernel itself counts memory and processes.
 
+Of version 2 only, in which a group says that it is there to be divided; in version 1, it belongs to who made it.
 Processes are moved into the group while they run, and not started in it: a move takes some ten milliseconds, for which
 a short command would have to wait.
 """
@@ -10,8 +11,7 @@ import os
 
 from fumehood.core.report import MEMORY, PROCESSES
 from fumehood.linux.libc import read
-from fumehood.linux.namespaces import mount_table
-from fumehood.linux.usage import descendants
+from fumehood.linux.processes import descendants, mounts_seen_by
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _PREFIX = "fumehood-run-"
 
 
 class Cgroup:
-    """One run's control group, of version 2."""
+    """One run's control group, at a path."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -44,7 +44,7 @@ class Cgroup:
             group._write("pids.max", b"%d" % tasks if tasks else b"max")
             group.move_in(lambda: descendants(init))
         except OSError:
-            # It is hard to find out beforehand who may write here. The warden counts in any case.
+            # It is hard to find out beforehand who may write here. Without a group, we add up.
             group.remove()
             return None
         return group
@@ -111,8 +111,4 @@ def has_controllers() -> bool:
 
 def mount_point() -> str:
     """Return where control groups of version 2 are mounted; "" if nowhere."""
-    try:
-        mounts = mount_table()
-    except FileNotFoundError:  # nothing is mounted at /proc; doctor reports that
-        return ""
-    return next((os.fsdecode(point) for point, kind in mounts if kind == "cgroup2"), "")
+    return next((path for _, path, _ in mounts_seen_by("self", "cgroup2")), "")

@@ -14,7 +14,7 @@ import time
 from fumehood.core import changes as c
 from fumehood.linux.libc import append, process_stat, read
 from fumehood.linux.nofollow import matches_stamp, stamp_of
-from fumehood.linux.usage import descendants, open_descriptors
+from fumehood.linux.processes import descendants, open_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

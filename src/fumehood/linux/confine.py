@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # Numbers of resource limits; the same on every architecture but MIPS, SPARC and Alpha.
 _CPU, _FSIZE, _CORE, _NPROC, _NOFILE, _SIGPENDING = 0, 1, 4, 6, 7, 11
 _SIGPENDING_DIVISOR = 4  # a command gets a quarter of what its user has
-_NPROC_FACTOR = 2  # the warden ends a run at its limit of processes; at twice that, the kernel refuses more
+_NPROC_FACTOR = 2  # a run is ended at its limit of processes; at twice that, the kernel refuses more
 _OOM_SCORE = b"800"
 CACHE_PREFIX = "filter-"  # of the names of cached filters
 _TABLES = f"{os.path.dirname(os.path.dirname(__file__))}/core/syscalls.py"
@@ -100,11 +100,6 @@ def must_scope_sockets(*, network_shared: bool) -> bool:
 def can_scope() -> bool:
     """Return True if this kernel can keep a process from abstract sockets."""
     return libc.landlock_version() >= _SCOPES_SINCE
-
-
-def memory_limit(limits: Limits) -> int:
-    """Return the bytes that all processes may use together; the default is three quarters of the machine's memory."""
-    return limits.memory or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 * 3
 
 
 def resource_limits(limits: Limits) -> tuple[tuple[int, int], ...]:

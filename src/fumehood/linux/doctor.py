@@ -341,7 +341,7 @@ def _check_cgroups() -> Ability:
     group = cgroup.find_parent_group()
     if group is not None:
         return Ability(name=name, works=True, detail=f"a run gets one in {group}, which enforces its limits")
-    consequence = "limits are watched, ten times a second"
+    consequence = "memory is added up, twice a second, without the kernel's own"
     if not cgroup.has_controllers():
         detail = f"version 2 counts neither memory nor processes here: {consequence}"
         return Ability(name=name, works=False, detail=detail)

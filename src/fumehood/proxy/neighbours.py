@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fumehood.linux.libc import Closing, read
 from fumehood.linux.namespaces import kernel_form
 from fumehood.linux.process import find_init
-from fumehood.linux.usage import Processes, SandboxNotReady
+from fumehood.linux.processes import Processes, SandboxNotReady, open_descriptors
 
 Endpoint = tuple[str, int]  # an address or a host, and a port
 
@@ -77,6 +77,18 @@ _LEND, _HAND_OVER = b"l", b"c"  # messages: lend me your listeners, and: this co
 _MOST_DESCRIPTORS = 250  # that one message can carry
 _TIMEOUT_S = 5.0
 _ATTEMPTS = 3  # to find a socket's process: the socket may be on its way from one process to another
+
+
+def _have_open(processes: Processes, target: str) -> bool:
+    """Return True if a process has this open; a thread may have descriptors of its own."""
+    for directory in processes.directories():
+        try:
+            tasks = [f"{directory}/task/{name}" for name in os.listdir(f"{directory}/task")]
+        except OSError:
+            continue  # it has just ended
+        if any(leads_to == target for task in tasks for _, leads_to in open_descriptors(task)):
+            return True
+    return False
 
 
 class Neighbours:
@@ -184,7 +196,7 @@ class Neighbours:
                         continue
                     process, processes = sandbox
                     inode = inode or find_inode(process)
-                    if inode and processes.have_open(f"socket:[{inode}]"):
+                    if inode and _have_open(processes, f"socket:[{inode}]"):
                         return run
                 if not inode:
                     break  # the client has closed it

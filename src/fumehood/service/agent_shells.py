@@ -22,7 +22,7 @@ from fumehood.linux.cache import replace_file
 from fumehood.linux.libc import Closing, process_stat, read
 from fumehood.linux.mounts import Bind, Operation
 from fumehood.linux.process import read_number
-from fumehood.linux.usage import SandboxNotReady, open_inner_proc
+from fumehood.linux.processes import SandboxNotReady, open_inner_proc
 from fumehood.service.checkpoint import Checkpoints, Part
 
 TYPE_CHECKING = False

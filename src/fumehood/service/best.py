@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from fumehood.core import changes as c
 from fumehood.core.value import Value
 from fumehood.errors import ApplyFailed, BadRequest, FumehoodError
-from fumehood.linux.confine import memory_limit
 from fumehood.linux.libc import Closing
+from fumehood.linux.limits import memory_limit
 from fumehood.linux.nofollow import open_top
 from fumehood.service.differences import each_difference
 from fumehood.service.drafting import Draft

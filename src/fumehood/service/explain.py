@@ -20,9 +20,9 @@ from fumehood.core.value import Value
 from fumehood.errors import BadConfiguration, FumehoodError, NoRoom, Unavailable, as_fumehood_error
 from fumehood.linux import cache, doctor, probe
 from fumehood.linux import capture as capturing
-from fumehood.linux.confine import memory_limit
 from fumehood.linux.doctor import Ability
 from fumehood.linux.launch import owner_of
+from fumehood.linux.limits import memory_limit
 from fumehood.linux.mounts import Seal
 from fumehood.linux.probe import FIX, Host, read_text
 from fumehood.linux.streams import RECORD_LIMIT

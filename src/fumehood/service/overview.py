@@ -20,7 +20,7 @@ from fumehood.errors import BadRequest, ChangedMeanwhile
 from fumehood.linux.libc import Closing, read
 from fumehood.linux.nofollow import is_whiteout, open_top
 from fumehood.linux.process import find_init
-from fumehood.linux.usage import descendants
+from fumehood.linux.processes import descendants
 from fumehood.service import checkpoint, decide
 from fumehood.service.layers import INIT, walk_tree
 from fumehood.service.permission import add_granted_access

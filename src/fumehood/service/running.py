@@ -96,7 +96,7 @@ class Execution:
                 if capture.way == COPY:
                     caller = caller.replace(watch=None)  # only a comparison with the project tells what has changed
                 result = attend(
-                    self._start, plan, outputs, timeout, caller, capture.layers, self._make_warden, questions,
+                    self._start, plan, outputs, timeout, caller, capture.layers, self._make_rounds, questions,
                     None if self.session_run is None else self.session_run.requests,
                 )  # fmt: skip
                 capture.finish()
@@ -245,30 +245,33 @@ class Execution:
             temporary_home=visible.temporary_home,
         )  # fmt: skip
 
-    def _make_warden(self, init: int) -> UsageWatch | None:
-        """Return a warden for a command that runs for longer than a moment; None if the sandbox is not ready yet."""
-        from fumehood.linux.usage import SandboxNotReady
-        from fumehood.linux.warden import Warden
+    def _make_rounds(self, init: int) -> UsageWatch | None:
+        """Return what looks after a command that runs for longer than a moment; None if the sandbox is not ready."""
+        from fumehood.linux.limits import Warden
+        from fumehood.linux.processes import SandboxNotReady
+        from fumehood.service.rounds import Rounds
 
         world, capture = self.world, self._capture
-        is_copy = capture.way == COPY
-        overlays = [target for _, target in capture.targets] if capture.way == KERNEL else []
-        layers = [each.merged if is_copy and not each.is_overlaid else each.upper for each in capture.layers]
+        fresh = [each.upper for each in capture.layers if capture.way != COPY or each.is_overlaid]
         # Directories that count too, for the limit of disk space.
-        other_directories = [*(world.scratch.directories if world.scratch else ())]
-        other_directories += [self.session_run.tmp] if self.session_run and self.session_run.tmp else []
-        other_directories += [world.thrown] if world.thrown else []
-        other_directories += [world.tree.upper] if world.tree is not None and world.tree.is_writable else []
+        kept = [each.merged for each in capture.layers if capture.way == COPY and not each.is_overlaid]
+        kept += world.scratch.directories if world.scratch else ()
+        kept += [self.session_run.tmp] if self.session_run and self.session_run.tmp else []
+        kept += [world.thrown] if world.thrown else []
+        kept += [world.tree.upper] if world.tree is not None and world.tree.is_writable else []
         playground = world.playground
-        other_directories += [playground.source] if playground is not None and playground.is_writable else []
+        kept += [playground.source] if playground is not None and playground.is_writable else []
         try:
-            return Warden(
-                self.hood.policy.limits, init, layers, layers_empty=not is_copy, other_directories=other_directories,
-                stop_mark=self._stop_mark,
-                checkpoint=None if self._make_timer is None else self._make_timer().check, overlays=overlays,
-            )  # fmt: skip
+            warden = Warden(self.hood.policy.limits, init, fresh, kept)
         except SandboxNotReady:
             return None
+        return Rounds(
+            warden,
+            init,
+            stop_mark=self._stop_mark,
+            checkpoint=None if self._make_timer is None else self._make_timer().check,
+            overlays=[target for _, target in capture.targets] if capture.way == KERNEL else [],
+        )
 
 
 class CheckpointTimer:
