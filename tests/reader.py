@@ -17,6 +17,13 @@ FORGED = [
 # What a line may end with for one reader or another; what hides, turns round or spells without being seen.
 ODD = "\r\v\f\x1c\x85\u2028\u2029\x1b[2K\x07\u202e\u2066\u200b\u2060\ufeff\u00ad\U000e0041\U000e007f\x00\x08"
 
+# In each of these, accents or vowel signs are letters of their own, or become so when they are taken apart (NFD).
+SENTENCES = {
+    "Hindi": "हिन्दी में लिखी हुई ज़रूरी पंक्तियाँ", "Bengali": "বাংলায় লেখা একটি ছোট বাক্য", "Tamil": "தமிழில் எழுதிய ஒரு வாக்கியம்",
+    "Thai": "ประโยคนี้เขียนเป็นภาษาไทย", "Vietnamese": "Một câu ngắn bằng tiếng Việt", "Arabic": "بِسْمِ ٱللَّهِ ٱلرَّحْمَٰنِ",
+    "Hebrew": "בְּרֵאשִׁ֖ית בָּרָ֣א", "Burmese": "လျှော့ချပါ",
+}  # fmt: skip
+
 
 def printing(*more: str) -> str:
     """A shell line that prints every forgery, alone and after odd letters, and ends in the middle of a line."""

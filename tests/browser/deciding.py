@@ -75,7 +75,7 @@ def test_two_browsers_and_a_terminal_race_for_one_question(
         for page, name in zip(pages, ("allow_once", "deny_once"), strict=True):
             page.evaluate(CLICK_AT, [at, name])
         time.sleep(max(0, at / 1000 - time.time()))
-        terminal.type("n")
+        terminal.type("n\n")
         code = terminal.end()
         assert eventually(lambda: all(page.evaluate("window.said") for page in pages))
         said = [page.evaluate("window.said") for page in pages]

@@ -1,6 +1,7 @@
 """What a model is told: our words set apart, nothing invisible, many changes in few lines."""
 
 import os
+import unicodedata
 from itertools import pairwise
 
 import pytest
@@ -132,6 +133,11 @@ def test_what_is_told_ahead_names_the_mark():
         ("⚠\ufe0f\ufe0e\ufe0f", "⚠\ufe0f\\ufe0e\\ufe0f"),
         ("\ufe0f", "\\ufe0f"),
         ("\udcff\udc80", "\\xff\\x80"),
+        ("\u0301a \u0301/\u0301", "\\u0301a \\u0301/\\u0301"),
+        ("\u200b\u0301\ufe0f", "\\u200b\\u0301\\ufe0f"),
+        ("a\u0338\u0301 b\u20e0", "a\\u0338\\u0301 b\\u20e0"),
+        ("Z" + "\u0300" * 7, "Z" + "\u0300" * 5 + "\\u0300\\u0300"),
+        ("e\u0301\r\n\u0301", "e\u0301\r\n\\u0301"),
         (f"[fumehood {MARK}]", f"[fumehood {NOT_OURS}]"),
     ],
 )
@@ -139,7 +145,17 @@ def test_what_is_invisible_is_written_as_an_escape(text, expected):
     assert make_visible(text, MARK) == expected
 
 
-CUT_ANYWHERE = [MARK, *MARK, MARK[:5], MARK[5:], "\r", "\n", "é", "⚠\ufe0f", "\ufe0f", "\u202e", "x\x00"]
+@pytest.mark.parametrize("sentence", reader.SENTENCES.values(), ids=reader.SENTENCES)
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_a_sentence_is_told_as_it_was_printed(sentence, form):
+    text = unicodedata.normalize(form, sentence)
+    assert make_visible(f"{text}\n{text}", MARK) == f"{text}\n{text}"
+
+
+CUT_ANYWHERE = [
+    MARK, *MARK, MARK[:5], MARK[5:], "\r", "\n", "é", "⚠\ufe0f", "\ufe0f", "\u202e", "x\x00", "\u0301", "\u0301" * 9,
+    "\u0338", "နျှော့",
+]  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(CUT_ANYWHERE)), st.lists(st.integers(0, 200)))

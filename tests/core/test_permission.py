@@ -5,7 +5,7 @@ import pytest
 from fumehood.core import questions as asking
 from fumehood.core.shell import may_keep_permission, simple_command
 from fumehood.errors import BadRequest
-from fumehood.faces.cli.screen import keys_text
+from fumehood.faces.cli.screen import words_text
 from fumehood.faces.cli.serve import buttons
 
 KEY = (asking.UNSANDBOXED, "/project", "/usr/bin/git")
@@ -218,6 +218,6 @@ def test_a_root_that_stays_is_not_offered_for_once(link):
     asked = asking.root_question("/other", "/work", link)
     assert asked.options == (asking.ALLOW_ONCE, asking.DENY_ONCE)
     assert asked.worded("Allow once") == "Allow"
-    assert "[y] allow   [n] deny" in keys_text(asked, 30)
+    assert "[y] allow   [n] deny" in words_text(asked, 30)
     assert buttons(asked) == [asking.ALLOW_ONCE, "Allow", asking.DENY_ONCE, "Deny"]
-    assert "[y] allow once" in keys_text(asking.write_question("/other", "x", "/work", "/work", "01A"), 30)
+    assert "[y] allow once" in words_text(asking.write_question("/other", "x", "/work", "/work", "01A"), 30)

@@ -21,7 +21,7 @@ TRICKS = {
     "empty Braille": "\u2800", "variant": "\ufe0f", "far variant": "\U000e0101", "grapheme joiner": "\u034f",
     "private use": "\ue000", "far private use": "\U000f0000", "unassigned": "\U000e0fff", "Khmer vowel": "\u17b4",
     "Mongolian variant": "\u180b", "null notehead": "\U0001d159", "byte that is not UTF-8": "\udcff",
-    "interlinear": "\ufff9", "musical": "\U0001d173",
+    "interlinear": "\ufff9", "musical": "\U0001d173", "Tifinagh joiner": "\u2d7f", "Brahmi joiner": "\U0001107f",
 }  # fmt: skip
 
 
@@ -36,7 +36,7 @@ def test_a_letter_that_does_not_show_is_an_escape(write, trick):
 
 
 @pytest.mark.parametrize(
-    "text", ["plain", "naïve café", "ﬁle", "日本語.txt", "Ελλάδα", "Ünï", "हिन्दी", "ไทยนี้", "e\u0301t\u0302e"]
+    "text", ["plain", "naïve café", "ﬁle", "日本語.txt", "Ελλάδα", "Ünï", "हिन्दी", "ไทยนี้", "e\u0301t\u0302e", "လျှော့"]
 )
 def test_ordinary_letters_stay_as_they_are(text):
     assert printable(text) == quote(text) == text
@@ -50,11 +50,12 @@ def test_a_name_in_a_report_may_be_read_from_the_right_and_a_question_may_not():
 
 
 def test_accents_are_bounded_and_sit_on_letters_alone():
-    assert printable("Z" + "\u0300" * 40).count("\u0300") == 3
+    assert printable("Z" + "\u0300" * 40).count("\u0300") == 5
     assert printable("\u0300x").startswith("\\u0300")
     assert printable("/\u0338x").startswith("/\\u0338")  # would strike out what is before it
     assert printable("a\u0338") == "a\\u0338"
     assert printable("a\u20e0") == "a\\u20e0"
+    assert printable("a\u0338\u0301") == "a\\u0338\\u0301"  # would sit on the escape
 
 
 def test_a_backslash_of_the_text_is_told_from_ours():

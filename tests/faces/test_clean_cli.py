@@ -91,6 +91,19 @@ def test_a_person_at_a_terminal_is_asked(
     assert (runs[project] in kept(store)) is stays
 
 
+def test_what_was_typed_before_the_question_or_is_another_word_removes_nothing(
+    runs: dict[Path, str], project: Path, store: Store
+) -> None:
+    with Terminal([*command_line(), "clean"], project) as screen:
+        screen.type("y\ny\n")
+        screen.wait_for("go on? [y/N]")
+        screen.type("clear\ny\n")
+        screen.wait_for("one of: y, yes, n, no")
+        screen.type("\n")
+        assert screen.end() == 1
+    assert runs[project] in kept(store)
+
+
 def test_the_log_says_what_was_cleaned_and_which_runs_that_concerns(
     runs: dict[Path, str], cli: Cli, project: Path, other: Path
 ) -> None:

@@ -292,9 +292,9 @@ def test_a_person_at_the_terminal_is_asked_while_the_command_waits(home: Path, p
     with Terminal(command, project) as terminal:
         shown = terminal.wait_for("\n>")
         assert "the agent says: for the tests" in shown
-        assert "[s] allow for this session" in shown
+        assert "[session] allow for this session" in shown
         assert "allow once" not in shown
-        terminal.type("s")
+        terminal.type("session\n")
         terminal.wait_for("went on")
         terminal.type("typed later\n\x04")
         assert terminal.end() == 0
@@ -306,7 +306,7 @@ def test_a_person_types_the_line_that_the_agent_was_told(home: Path, project: Pa
     agent("true")
     with Terminal([*command_line(), "ask", "--session", "agent", "example.org"], project) as terminal:
         terminal.wait_for("\n>")
-        terminal.type("s")
+        terminal.type("session\n")
         assert terminal.end() == 0
     assert json.loads(agent("fumehood status --json").stdout)["hosts"] == ["example.org"]
     (grant,) = json.loads(cli("grants", "list", "--json").stdout)["grants"]

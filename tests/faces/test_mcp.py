@@ -625,13 +625,13 @@ def test_what_a_client_started_ends_when_it_leaves(home: Path, project: Path) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("key", ["y", "n"])
-def test_the_person_at_the_terminal_answers_for_a_client_that_can_not_ask(home: Path, project: Path, key: str) -> None:
+@pytest.mark.parametrize("word", ["yes", "no"])
+def test_the_person_at_the_terminal_answers_for_a_client_that_can_not_ask(home: Path, project: Path, word: str) -> None:
     async def test(url: str, terminal: Terminal) -> Any:
         async with by_http(url, "a token that was set", mode="legacy") as client:
             call = asyncio.create_task(client.call_tool("run_command", {"command": "echo ran >f", "network": True}))
             await asyncio.to_thread(terminal.wait_for, "[y] allow once")
-            terminal.type(key)
+            terminal.type(f"{word}\n")
             return await call
 
     line = [*command_line(), "mcp", "--project", str(project), "--http", "0"]
@@ -639,8 +639,8 @@ def test_the_person_at_the_terminal_answers_for_a_client_that_can_not_ask(home: 
         url = re.search(r"http://\S+/mcp", terminal.wait_for("/mcp"))
         assert url
         result = asyncio.run(asyncio.wait_for(test(url[0], terminal), 2 * LONG_S))
-    assert result.is_error == (key == "n")
-    assert (project / "f").exists() == (key == "y")
+    assert result.is_error == (word == "no")
+    assert (project / "f").exists() == (word == "yes")
 
 
 def test_http_refuses_strangers_and_other_names(home: Path, project: Path) -> None:

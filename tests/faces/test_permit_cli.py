@@ -43,12 +43,12 @@ def test_whoever_types_it_at_a_terminal_is_the_person(cli, home, project, second
     assert told(cli("roots", "--json"))["roots"] == [str(project), str(second)]
 
 
-@pytest.mark.parametrize(("key", "code"), [("y", 0), ("n", 126), ("\n", 126)])
-def test_a_link_is_asked_about_by_what_it_leads_to_even_at_a_terminal(cli, home, project, second, key, code):
+@pytest.mark.parametrize(("line", "code"), [("yes\n", 0), ("no\n", 126), ("\n", 126)])
+def test_a_link_is_asked_about_by_what_it_leads_to_even_at_a_terminal(cli, home, project, second, line, code):
     (project / "way").symlink_to(second)
     with Terminal([*command_line(), "roots", "add", "way"], project, columns=200) as terminal:
         assert f"what a symlink leads to? {project}/way → {second}\r\n" in terminal.wait_for("\n>")
-        terminal.type(key)
+        terminal.type(line)
         assert terminal.end() == code
     expected = [str(project), str(second)] if code == 0 else [str(project)]
     assert told(cli("roots", "--json"))["roots"] == expected
@@ -59,7 +59,7 @@ def test_at_a_terminal_but_with_another_input_the_person_is_asked(cli, home, pro
     command = ["sh", "-c", '"$@" < /dev/null', "sh", *command_line(), "roots", "add", str(second)]
     with Terminal(command, project) as terminal:
         terminal.wait_for("\n>")
-        terminal.type("n")
+        terminal.type("n\n")
         assert terminal.end() == 126
     assert told(cli("roots", "--json"))["roots"] == [str(project)]
 

@@ -6,11 +6,15 @@ import re
 import subprocess
 import sys
 import time
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import reader
+from at_terminal import Terminal
+from conftest import command_line
 from fumehood import Sandbox
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.once]
@@ -50,6 +54,24 @@ def test_thousands_of_changes_are_told_by_directory_and_add_up(how: str, cli: Cl
     assert "(602 deletions)" in told.splitlines()[0]
     exact = re.findall(r"^ {2,4}[+~-] ", cli("show").stdout, re.MULTILINE)
     assert len(exact) == total, "the exact list is a command away"
+
+
+@pytest.mark.parametrize("sentence", reader.SENTENCES.values(), ids=reader.SENTENCES)
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_words_of_any_language_reach_models_and_people_as_they_are(
+    sandbox: Sandbox, cli: Cli, project: Path, sentence: str, form: str
+) -> None:
+    text = unicodedata.normalize(form, sentence)
+    command = f"echo '{text}' | tee '{text}'"
+    told = sandbox.run(command).for_model()
+    assert told.startswith(f"{text}\n")
+    assert told.count(text) == 2, "what was printed, and the name"
+    (project / text).unlink()
+    assert cli("run", "--brief", "--", command).stdout == f"{text}\n"
+    assert [change["path"] for change in json.loads(cli("show", "--json").stdout)["changes"]] == [text]
+    with Terminal([*command_line(), "show"], project) as terminal:
+        terminal.end()
+        assert terminal.seen.count(text) >= 3, "twice in the command, and the name"
 
 
 def test_directories_are_listed_as_they_are_counted(cli: Cli, project: Path) -> None:

@@ -23,9 +23,10 @@ from textual.widgets.tree import TreeNode
 
 from at_terminal import Terminal
 from conftest import command_line, need
-from fumehood.core.questions import DENY_ONCE, Question
+from fumehood.core.questions import ALLOW_ONCE, DENY_ONCE, Question
 from fumehood.core.wording import quote
 from fumehood.errors import ChangedMeanwhile
+from fumehood.faces.cli.screen import WORDS
 from fumehood.faces.terminal import app as views
 from fumehood.faces.terminal.app import Views
 from fumehood.faces.terminal.run_views import Branch, ChangesTree, ChangesView
@@ -359,6 +360,10 @@ async def test_what_a_command_has_finished_is_settled_while_it_goes_on(
     assert (project / "f").read_text() == "x\n"
 
 
+def button(app: Views, answer: str) -> Button:
+    return next(each for each in app.screen.query(Button) if each.name == answer)
+
+
 @pytest.mark.long
 @in_time
 async def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
@@ -382,11 +387,10 @@ async def test_of_two_questions_one_is_gone_to_and_answered_by_a_click(
         await watcher.press("left_square_bracket", "right_square_bracket")
         assert "example.org" in question.text
         await watcher.until(lambda: app.screen.query(Button))
-        refuse = next(each for each in app.screen.query(Button) if each.name == DENY_ONCE)
-        refuse.press()
+        button(app, DENY_ONCE).press()
         await watcher.until(lambda: "question 1 of 1," in question.text)
         monkeypatch.setattr(views, "_MIN_ANSWER_S", 0.0)
-        await watcher.press("y")
+        button(app, ALLOW_ONCE).press()
         await watcher.until(lambda: "Nothing is asked." in question.text)
     ended = [process.communicate(timeout=LONG_S) and process.returncode for process in asking]
     assert ended == [0, 126]
@@ -412,7 +416,7 @@ async def test_a_command_is_watched_as_it_prints_and_stopped(
 
 @pytest.mark.long
 @in_time
-async def test_a_question_comes_rings_and_is_answered_by_one_key(
+async def test_a_question_comes_rings_and_is_answered_by_its_button_and_by_no_letter(
     home: Path, opened: OpenedStore, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need(can_scope(), "the host's network can't be shared here")
@@ -433,9 +437,12 @@ async def test_a_question_comes_rings_and_is_answered_by_one_key(
         await watcher.press("exclamation_mark")
         await watcher.until(lambda: "network access" in question.text)
         assert "\x1b" not in question.text
-        await watcher.press("a")  # always: this question does not allow that
+        await watcher.press(*"yasnvQ", "enter", *"clear", "enter")
         assert Desk(opened.places).waiting()
-        await watcher.press("y")
+        allow = button(app, ALLOW_ONCE)
+        while app.focused is not allow:
+            await watcher.press("tab")
+        await watcher.press("enter")
         await watcher.until(lambda: "Nothing is asked." in question.text)
     out, _ = asking[0].communicate(timeout=LONG_S)
     assert "asked" in out
@@ -449,9 +456,9 @@ async def test_every_answer_to_a_question_and_the_keys_have_room(opened: OpenedS
     async with at(app, (columns, 24)) as watcher:
         asking = asyncio.create_task(asyncio.to_thread(ask_all, [Desk(opened.places)], question, LONG_S))
         await watcher.press("2")
-        await watcher.until(lambda: "y  allow once" in watcher.drawn)
+        await watcher.until(lambda: "allow once" in watcher.drawn)
         drawn = await watcher.until(lambda: watcher.drawn if "? Keys" in watcher.drawn.splitlines()[-1] else "")
-        assert [said for said in map("  ".join, views._KEYS.values()) if said not in drawn] == []
+        assert [said for _, said in WORDS.values() if said not in drawn] == []
         assert app.screen.max_scroll_y == 0
         Desk(opened.places).answer(Desk(opened.places).waiting()[0].id, DENY_ONCE)
         await asking
@@ -599,10 +606,10 @@ def test_without_the_extra_review_asks_line_by_line_and_watch_says_how_to_get_it
     source = str(Path(__file__).parents[2] / "src")
     hide = "sys.modules['textual'] = None"
     code = f"import sys; sys.path.insert(0, {source!r}); {hide}; from fumehood.faces.cli.main import command; command()"
-    for words, says in (("review", "[q]uit > "), ("watch", "pip install '.[terminal]'")):
+    for words, says in (("review", "[quit] > "), ("watch", "pip install '.[terminal]'")):
         with Terminal([sys.executable, "-c", code, words], project) as screen:
             screen.wait_for(says)
-            screen.type("q")
+            screen.type("quit\n")
             screen.end()
 
 

@@ -460,7 +460,7 @@ def test_a_person_at_a_terminal_is_asked_while_the_command_waits(project, web):
     with Terminal([*command_line(), "run", "--", command], project) as terminal:
         wait_for_question(terminal)
         assert terminal.seen.index("begun") < terminal.seen.index("Run command with network access")
-        terminal.type("y")
+        terminal.type("y\n")
         assert terminal.end() == 0, terminal.seen
     assert (project / "got").read_text() == "hello\n"
     assert len(web.asked) == 1
@@ -468,7 +468,7 @@ def test_a_person_at_a_terminal_is_asked_while_the_command_waits(project, web):
 
 @pytest.mark.long
 @pytest.mark.usefixtures("configured")
-def test_the_keys_that_answer_are_not_the_commands_input(project):
+def test_the_lines_that_answer_are_not_the_commands_input(project):
     # Several questions: two that read the same keys would share them by chance.
     with serving(Web(address="0.0.0.0")) as web:
         fetches = "; ".join(TRY.format(place=f"127.0.0.{number}:{web.port}") for number in range(1, 9))
@@ -478,7 +478,7 @@ def test_the_keys_that_answer_are_not_the_commands_input(project):
             for count in range(1, 9):
                 while terminal.seen.count("\n>") < count:
                     assert terminal.more(), terminal.seen
-                terminal.type("y")
+                terminal.type("y\n")
             terminal.wait_for("\nend")
             terminal.type("second\n")
             assert terminal.end() == 0, terminal.seen
@@ -496,7 +496,7 @@ def test_input_goes_on_after_the_answer(project, test_directory, web, kind):
     words = ["sh", "-c", line, str(test_directory / "input"), *command_line(), "run", "--", command]
     with Terminal(words, project) as terminal:
         wait_for_question(terminal)
-        terminal.type("y")
+        terminal.type("y\n")
         assert terminal.end() == 0, terminal.seen
     first, rest = (project / "first").read_bytes(), (project / "rest").read_bytes()
     assert first == data[: len(first)]
@@ -521,7 +521,7 @@ def test_a_command_with_a_terminal_of_its_own_is_asked_for_too(project, web):
     command = f"echo begun; {TRY.format(place=at(web))}; read line; echo got-$line"
     with Terminal([*command_line(), "run", "--tty", "--", command], project) as terminal:
         wait_for_question(terminal)
-        terminal.type("y")
+        terminal.type("y\n")
         terminal.wait_for("hello")
         terminal.type("typed\r")
         assert terminal.end() == 0, terminal.seen
@@ -533,6 +533,7 @@ LEFT = {
     "no colour": ((), "\x1b[8m", "\x1b[0m"), "its background's colour": (("--tty",), "\x1b[30;40m", "\x1b[0m"),
     "other letters": (("--tty",), "\x1b(0", "\x1b(B"), "one line that scrolls": (("--tty",), "\x1b[1;1r", "\x1b[r"),
     "words below": (("--tty",), "\x1b[3;40Hallowed\x1b[1;1H", "\x1b[J"),
+    "keys that send more than letters": (("--tty",), "\x1b[>7u", "\x1b[>0u"),
 }  # fmt: skip
 
 
@@ -546,8 +547,9 @@ def test_a_question_can_be_read_whatever_the_command_left_on_the_terminal(projec
         wait_for_question(terminal)
         before, _, _ = terminal.seen.partition("fumehood: Run command")
         assert ended in before.rpartition(left)[2]
-        terminal.type("n")
+        terminal.type("n\n")
         terminal.end()
+        assert "\ndeny\n\x1b[<1u" in terminal.seen.replace("\r", "")
     assert web.asked == []
 
 

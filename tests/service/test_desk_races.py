@@ -60,7 +60,7 @@ for number in range({ROUNDS}):
     reply = ask_all((*terminal_asker(), Desk(places())), question, {LONG_S})
     print(f"{{number}} came to {{reply.answer}}.", flush=True)
 """
-SAID = {ALLOW_SESSION: "allow for this session", ALLOW_ALWAYS: "allow always", DENY_ALWAYS: "never"}
+SAID = {ALLOW_SESSION: "allow for this session", ALLOW_ALWAYS: "allow always", DENY_ALWAYS: "deny always"}
 
 
 @pytest.fixture
@@ -98,8 +98,9 @@ def test_of_two_programs_and_a_terminal_exactly_one_wins_and_all_say_the_same(
             if terminal.seen.count("\r\n>") > prompts:
                 prompts = terminal.seen.count("\r\n>")
                 time.sleep(random.uniform(0, 0.03))
-                terminal.type("a")
-        shown = re.findall(r"> ([^\r]*)\r\n(\d+) came to (\w+)\.\r\n", terminal.seen)
+                terminal.type("always\n")
+        without_typing = re.sub(r"(?<!allow )(?<!deny )always\r\n", "", terminal.seen)
+        shown = re.findall(r"> ([^\r]*)\r\n(?:\x1b\[<1u)?(\d+) came to (\w+)\.\r\n", without_typing)
     (home / "over").touch()
     counted: dict[str, list[str]] = {}
     for process, answer in zip(answering, ANSWERS, strict=True):

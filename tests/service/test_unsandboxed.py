@@ -344,10 +344,10 @@ def test_the_command_line_refuses_with_126_and_says_so(no_sandbox, cli, project)
 def test_the_person_at_the_terminal_is_asked_and_may_keep_the_answer(no_sandbox, cli, project):
     with Terminal([*command_line(), "run", "--", "touch ran"], project) as terminal:
         shown = terminal.wait_for("\n>")
-        for key in "yanv":
-            assert f"[{key}]" in shown
+        for word in ("y", "always", "n", "never"):
+            assert f"[{word}]" in shown
         assert "session" not in shown
-        terminal.type("a")
+        terminal.type("always\n")
         assert terminal.end() == 0
         assert "UNSANDBOXED" in terminal.seen
     assert (project / "ran").exists()

@@ -28,13 +28,13 @@ MOST_LETTERS, MOST_OF_A_NAME = 1600, 240
 MOST_ITEMS = 20
 CONTINUED = "  | "  # begins every line that goes on with another; only we begin lines
 _LONGEST_BLANK = 16  # blanks in a row that are shown as they are
-_MOST_MARKS = 3  # accents on one letter; the scripts that need most need three
+_MOST_MARKS = 5  # accents and vowel signs on one letter; the scripts that need most (Burmese, sung Hebrew) need five
 _ACCENTS, _ENCLOSING, _OVERLAY = ("Mn", "Mc"), "Me", 1
 _RIGHT_TO_LEFT = ("R", "AL", "AN")
-# Letters and symbols by their class that nobody sees all the same: fillers, selectors of variants, empty patterns.
+# Letters, symbols, accents by their class that nobody sees all the same: fillers, joiners, selectors, empty patterns.
 _LOOKS_BLANK = frozenset((
     0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x180B, 0x180C, 0x180D, 0x180F, 0x2800, 0x3164, 0xFFA0, 0x13441, 0x13442,
-    0x16FE4, 0x1D159, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0),
+    0x16FE4, 0x1D159, 0x2D7F, 0x1107F, *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0),
 ))  # fmt: skip
 
 
@@ -204,8 +204,8 @@ def _letter_pieces(text: str, *, in_order: bool = False) -> Iterator[Piece]:
         yield (letter if is_shown else _escape(letter)), 1
 
 
-def _can_be_shown(letter: str, marks: int, *, in_order: bool) -> tuple[bool, int]:
-    """Return True if a letter may be shown, and how many accents the last letter has then."""
+def _can_be_shown(letter: str, marks: int, *, in_order: bool = False) -> tuple[bool, int]:
+    """Return True if a letter may be shown, and how many accents the last letter has then: -1 if none can follow."""
     import unicodedata
 
     if not letter.isprintable() or ord(letter) in _LOOKS_BLANK:
@@ -213,7 +213,7 @@ def _can_be_shown(letter: str, marks: int, *, in_order: bool) -> tuple[bool, int
     kind = unicodedata.category(letter)
     if kind in _ACCENTS:
         is_shown = 0 <= marks < _MOST_MARKS and unicodedata.combining(letter) != _OVERLAY
-        return is_shown, marks + 1 if is_shown else marks
+        return is_shown, marks + 1 if is_shown else -1
     if kind == _ENCLOSING or (in_order and unicodedata.bidirectional(letter) in _RIGHT_TO_LEFT):
         return False, -1
     return True, 0 if letter.isalnum() else -1
@@ -237,14 +237,22 @@ _BLANKS = frozenset(
 )
 # One of these after a letter says how it is drawn; several in a row can spell anything.
 _SELECTORS = frozenset("\ufe0e\ufe0f")
+_NOT_BEFORE_SELECTORS = _BLANKS | _SELECTORS
 
 
 class _ShownAs(dict[int, str]):
-    """What each letter is shown as, found out once for each."""
+    """What each letter is shown as, found out once for each; of an accent, only that what is before it decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_neighbour = set(_SELECTORS)
 
     def __missing__(self, code: int) -> str:
         letter = chr(code)
-        self[code] = shown = letter if letter in _BLANKS or letter in _SELECTORS else escaped(letter)
+        is_shown, marks = _can_be_shown(letter, 0)
+        if marks == 1:
+            self.by_neighbour.add(letter)
+        self[code] = shown = letter if is_shown or letter in _BLANKS or letter in _SELECTORS else _escape(letter)
         return shown
 
 
@@ -252,18 +260,28 @@ _shown_as = _ShownAs()
 
 
 def make_visible(text: str, mark: str = "", before: str = "") -> str:
-    """Write a text for a model, its lines and tabs as they are; `before` is the letter that stood before it."""
+    """Write a text for a model, its lines and tabs as they are; `before` are the letters that stood before it."""
     if not text.isascii() or not text.replace("\n", "").replace("\t", "").isprintable():
-        text = "\r\n".join(part.translate(_shown_as) for part in text.split("\r\n"))
-        if not _SELECTORS.isdisjoint(text):
-            letters = []
-            last = before or "\n"
-            for letter in text:
-                is_odd = letter in _SELECTORS and (last in _SELECTORS or last in _BLANKS)
-                letters.append(f"\\u{ord(letter):04x}" if is_odd else letter)
-                last = letter
-            text = "".join(letters)
+        first, *others = text.split("\r\n")
+        text = "\r\n".join((_visible_part(first, before), *(_visible_part(part, "") for part in others)))
     return text.replace(mark, NOT_OURS) if mark else text
+
+
+def _visible_part(text: str, before: str) -> str:
+    shown = text.translate(_shown_as)
+    if _shown_as.by_neighbour.isdisjoint(text):
+        return shown
+    marks, letters = -1, [""]
+    for letter in before + text:
+        shown = _shown_as[ord(letter)]
+        if letter in _SELECTORS:
+            marks, is_shown = -1, len(letters[-1]) == 1 and letters[-1] not in _NOT_BEFORE_SELECTORS
+        elif letter in _shown_as.by_neighbour:
+            is_shown, marks = _can_be_shown(letter, marks)
+        else:
+            is_shown, marks = True, 0 if shown.isalnum() else -1
+        letters.append(shown if is_shown else _escape(letter))
+    return "".join(letters[1 + len(before) :])
 
 
 class VisibleStream:
@@ -296,5 +314,5 @@ class VisibleStream:
         ready = text[: len(text) - kept_back]
         self._waiting = text[len(ready) :]
         shown = make_visible(ready, self._mark, self._before)
-        self._before = ready[-1:] or self._before
+        self._before = (self._before + ready)[-1 - _MOST_MARKS :]
         return shown.encode()

@@ -23,8 +23,8 @@ from fumehood.faces.cli.commands import (  # fmt: skip
     repeated_option,
     subcommands,
 )
-from fumehood.faces.cli.output import COMMAND_WIDTH, Paint, ask_yes_no, whole_number
-from fumehood.faces.cli.screen import Progress, show_progress
+from fumehood.faces.cli.output import COMMAND_WIDTH, Paint, whole_number
+from fumehood.faces.cli.screen import Progress, ask_yes_no, show_progress
 from fumehood.linux import doctor
 from fumehood.rootfs.tree import Installed, read_mark
 from fumehood.service import recover

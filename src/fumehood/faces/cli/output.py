@@ -103,14 +103,6 @@ def print_error(error: FumehoodError) -> None:
     sys.stderr.write(f"ERROR: {printable(error.message)}\n{hint}")
 
 
-def ask_yes_no(question: str, *, by_default: bool = False) -> bool:
-    """Ask the person at the terminal; returns True only for y or yes, or for an empty line if that is the default."""
-    sys.stderr.write(question)
-    sys.stderr.flush()
-    line = sys.stdin.readline()  # "" at the end of the input
-    return line.strip().lower() in ("y", "yes") or (by_default and line.isspace())
-
-
 def terminal_width() -> int:
     """Return the number of columns of standard output, 0 if it is not a terminal."""
     try:

@@ -22,9 +22,9 @@ from fumehood.core.tool import FORMATS, NAME, all_definitions, definition_of
 from fumehood.core.value import Value
 from fumehood.errors import BadRequest
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, subcommands
-from fumehood.faces.cli.output import Paint, ask_yes_no, whole_number, working_dir
+from fumehood.faces.cli.output import Paint, whole_number, working_dir
 from fumehood.faces.cli.run_text import print_run
-from fumehood.faces.cli.screen import show_progress, terminal_asker
+from fumehood.faces.cli.screen import ask_yes_no, show_progress, terminal_asker
 from fumehood.linux.launch import start
 from fumehood.service import provided
 from fumehood.service.files import scan_project

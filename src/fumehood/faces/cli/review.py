@@ -21,7 +21,7 @@ from fumehood.faces.cli.commands import RUN, RUN_FILTER_OPTIONS, Context, argume
 from fumehood.faces.cli.log import print_difference
 from fumehood.faces.cli.output import Paint, working_dir
 from fumehood.faces.cli.run_text import absolute_path, apply_command, headline, print_run, run_label
-from fumehood.faces.cli.screen import Keys, columns, show_progress, terminal_turn, wait_for_quiet
+from fumehood.faces.cli.screen import Lines, columns, show_progress, terminal_turn
 from fumehood.service import decide
 from fumehood.service.differences import each_difference
 from fumehood.service.opened import upkeep
@@ -238,10 +238,9 @@ def _reverse_hint(undo_run: Run, target: str) -> str:
     return f"to redo it: fumehood redo {target}".rstrip()
 
 
-_CHANGE_KEYS, _RUN_KEYS = "[a]pply  [d]iscard  [s]kip", "the whole run: [A]pply  [D]iscard   [q]uit"
-_CONFLICT_KEYS = "[f]orce: take the run's version, and save yours  [d]iscard: keep yours  [s]kip"
+_CHANGE_WORDS, _RUN_WORDS = "[apply]  [discard]  [skip]", "the whole run: [apply all]  [discard all]   [quit]"
+_CONFLICT_WORDS = "[force]: take the run's version, and save yours  [discard]: keep yours  [skip]"
 _MAX_CHANGED = 3  # times that a person is asked again because the run has changed meanwhile
-_QUIT_KEYS = "q\x03\x04\x1b"
 
 
 @command(
@@ -348,20 +347,20 @@ def _review_run(context: Context, run: Run) -> bool:
             if companions:
                 print("applying it also applies:")
                 _print_items([held_item(run, each) for each in companions], run)
-            key = _read_key(is_conflict=any(_is_within(each, change) for each in conflicts))
-        if key in _QUIT_KEYS:
+            act, is_for_all = _ask_act(is_conflict=any(_is_within(each, change) for each in conflicts))
+        if act == "quit":
             return False
-        if key == "s":
+        if act == "skip":
             continue
         try:
-            paths = [] if key in "AD" else [absolute_path(run, change)]
+            paths = [] if is_for_all else [absolute_path(run, change)]
             # The answer holds only for what was shown: another process may have changed the run since.
-            expected = decide.shown_digest(run, paths, into_project=key not in "dD")
+            expected = decide.shown_digest(run, paths, into_project=act != "discard")
             arguments = context.store, context.project_of(run), run, paths
-            if key in "dD":
+            if act == "discard":
                 run = decide.discard_held(*arguments, expected=expected)
             else:
-                run = decide.apply_held(*arguments, force=key == "f", expected=expected)
+                run = decide.apply_held(*arguments, force=act == "force", expected=expected)
         except FumehoodError as error:
             print(f"{printable(error.message)}\n  {printable(error.hint)}")
             run = context.store.history.find(run.run)
@@ -377,7 +376,7 @@ def _review_run(context: Context, run: Run) -> bool:
 
 
 def _print_all_items(run: Run) -> None:
-    """List everything that the keys for the whole run apply or throw away, the dangerous first."""
+    """List everything that the words for the whole run apply or throw away, the dangerous first."""
     items = [held_item(run, change) for change in changes_waiting(run)]
     if len(items) > 1:
         print(f"the whole run holds {counts_in_words(items, are_all=True)}:")
@@ -400,15 +399,11 @@ def _print_change(context: Context, run: Run, change: c.Change) -> None:
     sys.stdout.flush()
 
 
-def _read_key(*, is_conflict: bool) -> str:
-    """Wait for one of the keys that answer, and return it."""
-    allowed_keys = ("f" if is_conflict else "a") + "dsAD" + _QUIT_KEYS
-    with Keys(0):
-        wait_for_quiet(0)
-        # Printed only now: keys that were typed earlier are thrown away, later ones are answers.
-        sys.stdout.write(f"{_CONFLICT_KEYS if is_conflict else _CHANGE_KEYS}   {_RUN_KEYS} > ")
-        sys.stdout.flush()
-        while (key := os.read(0, 1).decode("latin-1") or "q") not in allowed_keys:
-            pass
-    print(key if key.isalpha() else "quit")
-    return key
+def _ask_act(*, is_conflict: bool) -> tuple[str, bool]:
+    """Ask what to do with a change, or, where the second value is True, with the whole run; an empty line skips it."""
+    words = {act: (act, False) for act in ("force" if is_conflict else "apply", "discard", "skip")}
+    words |= {f"{act} all": (act, True) for act in ("apply", "discard")} | {"quit": ("quit", False)}
+    prompt = f"{_CONFLICT_WORDS if is_conflict else _CHANGE_WORDS}   {_RUN_WORDS} > "
+    sys.stdout.flush()
+    with Lines(0, 1) as lines:
+        return lines.ask(lambda: prompt, {**words, "": words["skip"]}, at_end=words["quit"]) or words["quit"]

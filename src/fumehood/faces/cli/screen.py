@@ -1,4 +1,4 @@
-"""The person's terminal: a filter for output, a line of progress, and questions that one key answers.
+"""The person's terminal: a filter for output, a line of progress, and questions that a whole word answers.
 
 With the right bytes, a terminal writes to the clipboard, answers as if the person typed, prints, moves its window, or
 reads a file by name (kitty's graphics). So the filter lists what may pass, and drops the rest. It also drops characters
@@ -24,12 +24,15 @@ from fumehood.linux.terminal import TerminalTurn, add_resume_listener, watch_for
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Self, TypeVar
 
     from fumehood.linux.namespaces import Layer
     from fumehood.linux.process import StoppableSource
     from fumehood.linux.streams import Sink
     from fumehood.service.ask import Ask, Asked
+
+    Answer = TypeVar("Answer")
 
 _TOKEN = re.compile(
     r"(?P<text>[^\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]+)"
@@ -73,8 +76,8 @@ _UNDO_SEQUENCES = {"\x1b=": "\x1b>", "\x1b[4h": "\x1b[4l", "\x1b[>4;1m": "\x1b[>
 _KEYBOARD = re.compile(r"\x1b\[([<>])(\d{0,4})u")  # kitty's keyboard protocol: each screen has a stack of modes
 _SCROLL_WHOLE_SCREEN = "\x1b7\x1b[r\x1b8"  # is scrolled, not a part of it; the cursor stays
 # Every question begins with this. Else a command could make it invisible by colours, let it scroll away, or mix it with
-# text of its own that is on the screen.
-_MAKE_READABLE = f"\x1b[?2026l\x1b[?69l{_SCROLL_WHOLE_SCREEN}\x1b(B\x0f\x1b[0m\x1b[4l\x1b[?7h\x1b[?25h\x1b[J"
+# text of its own that is on the screen; or, by kitty's keyboard protocol, have keys send more than their letters.
+_MAKE_READABLE = f"\x1b[?2026l\x1b[?69l{_SCROLL_WHOLE_SCREEN}\x1b(B\x0f\x1b[0m\x1b[4l\x1b[?7h\x1b[?25h\x1b[J\x1b[>0u"
 
 
 class Filter:
@@ -339,13 +342,16 @@ class Progress:
 
 _END_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FRACTIONS_BELOW_S = 10  # seconds below which their fractions are shown
-_QUIET_S = 0.5  # without a key, before a key counts as an answer: an earlier one was meant for something else
-KEYS = {
-    questions.ALLOW_ONCE: ("y", "allow once"), questions.ALLOW_SESSION: ("s", "allow for this session"),
-    questions.ALLOW_ALWAYS: ("a", "allow always"), questions.DENY_ONCE: ("n", "deny"),
-    questions.DENY_SESSION: ("q", "deny for this session"), questions.DENY_ALWAYS: ("v", "never"),
-}  # fmt: skip
-_DEFAULT_KEYS = frozenset("\r\n\x03\x04\x1b")  # keys that mean no: Enter, Ctrl-C (as a key), Ctrl-D, Escape
+_QUIET_S = 0.5  # without a key, before a line can begin that counts: earlier keys were meant for something else
+# The words that answer, of which the first is shown, and what the answer is called.
+WORDS = {
+    questions.ALLOW_ONCE: (("y", "yes"), "allow once"),
+    questions.ALLOW_SESSION: (("session",), "allow for this session"),
+    questions.ALLOW_ALWAYS: (("always",), "allow always"),
+    questions.DENY_ONCE: (("n", "no"), "deny"),
+    questions.DENY_SESSION: (("no-session",), "deny for this session"),
+    questions.DENY_ALWAYS: (("never",), "deny always"),
+}
 
 
 def terminal_asker() -> tuple[Ask, ...]:
@@ -361,7 +367,7 @@ class AtTerminal:
     """Asks the person at the controlling terminal, wherever standard input and output lead."""
 
     def put(self, asked: Asked) -> None:
-        """Show the question, and wait for a key in a thread."""
+        """Show the question, and wait for an answer in a thread."""
         import threading
 
         tty = _open_terminal()
@@ -407,28 +413,31 @@ def _ask_person(tty: int, closed: int, resumed: int, asked: Asked, deadline: flo
         with terminal_turn(tty) as own_turn:
             if not own_turn.wait(closed):
                 return  # answered elsewhere while another question was on the screen
-            answer = None
-            while answer is None:
+            words = {word: each for each in asked.question.options for word in WORDS[each][0]}
+            can_clear = os.environ.get("TERM", "dumb") != "dumb"
+            times, answer = 0, None
+            while answer is None and not _is_ready(closed):
                 # Asked again after Ctrl-Z and fg, because the shell has used the terminal since.
-                with Keys(tty):
+                times += 1
+                with Lines(tty, tty) as lines:
                     # Empty the pipe: earlier resumptions don't matter now.
-                    while select.select([resumed], [], [], 0)[0]:
+                    while _is_ready(resumed):
                         os.read(resumed, 4096)
-                    seconds_left = max(0.0, deadline - time.monotonic())
-                    can_clear = os.environ.get("TERM", "dumb") != "dumb"
                     prefix = "\a" + (_MAKE_READABLE if can_clear else "")
                     _write(tty, prefix + question_text(asked.question, columns(tty)))
-                    is_quiet = wait_for_quiet(tty, closed, resumed, seconds=seconds_left / 4)
-                    _write(tty, keys_text(asked.question, seconds_left) if is_quiet else "  >")
-                    answer = _read_answer(tty, closed, resumed, asked.question)
-            is_answered_here, reply = bool(answer) and asked.answer(answer), asked.reply
-            if is_answered_here:
-                outcome = asked.question.worded(KEYS[answer][1])
+                    quiet_s = max(0.0, deadline - time.monotonic()) / 4
+                    answer = lines.ask(
+                        lambda: words_text(asked.question, deadline - time.monotonic()),
+                        {**words, "": questions.DENY_ONCE}, questions.DENY_ONCE, closed, resumed, quiet_s=quiet_s,
+                    )  # fmt: skip
+            is_answered_here, reply = answer is not None and asked.answer(answer), asked.reply
+            if answer is not None and is_answered_here:
+                outcome = asked.question.worded(WORDS[answer][1])
             elif reply is None or reply.reason:
                 outcome = "no answer: deny"
             else:
-                outcome = f"answered elsewhere: {asked.question.worded(KEYS[reply.answer][1])}"
-            _write(tty, f" {outcome}\n")
+                outcome = f"answered elsewhere: {asked.question.worded(WORDS[reply.answer][1])}"
+            _write(tty, f"{outcome}\n" + (f"\x1b[<{times}u" if can_clear else ""))
     except (OSError, termios.error):
         asked.answer(None)  # the terminal is gone
 
@@ -447,15 +456,15 @@ def columns(tty: int) -> int:
 
 
 def question_text(question: questions.Question, width: int = WIDTH) -> str:
-    """Return a question as text, without the keys that answer it."""
+    """Return a question as text, without the words that answer it."""
     return "".join(f"{line}\n" for line in ("", *questions.question_lines(question, width, "fumehood: ")))
 
 
-def keys_text(question: questions.Question, seconds: float) -> str:
-    """Return the line with the keys that answer a question."""
-    keys = [f"[{key}] {question.worded(said)}" for answer, (key, said) in KEYS.items() if answer in question.options]
-    left = round(seconds, None if seconds > _FRACTIONS_BELOW_S else 1)
-    return f"  {'   '.join(keys)}   (no key within {left:g} s, or Enter: deny)\n>"
+def words_text(question: questions.Question, seconds: float) -> str:
+    """Return the line with the words that answer a question."""
+    answers = [f"[{WORDS[each][0][0]}] {question.worded(WORDS[each][1])}" for each in WORDS if each in question.options]
+    left = round(max(0.0, seconds), None if seconds > _FRACTIONS_BELOW_S else 1)
+    return f"  {'   '.join(answers)}   (then Enter; Enter alone, or nothing within {left:g} s: deny)\n> "
 
 
 def wait_for_quiet(tty: int, *others: int, seconds: float = _QUIET_S) -> bool:
@@ -469,25 +478,8 @@ def wait_for_quiet(tty: int, *others: int, seconds: float = _QUIET_S) -> bool:
     return True
 
 
-def _read_answer(tty: int, closed: int, resumed: int, question: questions.Question) -> str | None:
-    """Wait for a key that answers; returns "" if the question is answered elsewhere, None if it must be asked again."""
-    poll = select.poll()
-    for fd in (tty, closed, resumed):
-        poll.register(fd, select.POLLIN | select.POLLHUP)
-    meant = {key: answer for answer, (key, _) in KEYS.items() if answer in question.options}
-    while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if closed in ready:
-            return ""
-        if resumed in ready:
-            return None
-        key = os.read(tty, 1).decode("latin-1")
-        if not key:
-            raise OSError("the terminal hung up")
-        if key in _DEFAULT_KEYS:
-            return questions.DENY_ONCE
-        if key.lower() in meant:
-            return meant[key.lower()]
+def _is_ready(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0)[0])
 
 
 def _write(tty: int, text: str) -> None:
@@ -496,32 +488,81 @@ def _write(tty: int, text: str) -> None:
         data = data[os.write(tty, data) :]
 
 
-class Keys:
-    """For a `with` block, the terminal gives single keys and does not print them; Ctrl-C still interrupts.
+def ask_yes_no(question: str, *, by_default: bool = False) -> bool:
+    """Ask the person at the terminal; an empty line is the default, the end of the input and Ctrl-C are a no."""
+    with Lines(0, 2) as lines:
+        words = {"y": True, "yes": True, "n": False, "no": False, "": by_default}
+        return bool(lines.ask(lambda: question, words, at_end=False))
 
-    Keys that were typed before are thrown away, because they can't be an answer. Output processing is switched on, so
-    that lines begin at the left even if a command has switched it off. A signal that ends this process first restores
-    the terminal.
+
+class Lines:
+    """For a `with` block, a person's terminal is asked for whole lines; Ctrl-C still interrupts.
+
+    What was typed before a line was asked for is thrown away, because it can't be an answer. Output processing is
+    switched on, so that lines begin at the left even if a command has switched it off. A signal that ends this process
+    first restores the terminal.
     """
 
-    def __init__(self, tty: int) -> None:
-        self._tty = tty
+    def __init__(self, tty: int, output: int) -> None:
+        self._tty, self._output = tty, output
         self._caught_signals: list[int] = []
 
-    def __enter__(self) -> None:
+    def ask(
+        self, prompt: Callable[[], str], words: Mapping[str, Answer], at_end: Answer, *others: int,
+        quiet_s: float = _QUIET_S,
+    ) -> Answer | None:  # fmt: skip
+        """Ask until a line is one of the words, and return what that means; None if another descriptor is ready first.
+
+        `at_end` is the answer where the input ends, and where Ctrl-C is a key and no signal. None, too, on a hangup.
+        """
+        import termios
+
+        poll = select.poll()
+        for descriptor in (self._tty, *others):
+            poll.register(descriptor, select.POLLIN)
+        hint = ""
+        while True:
+            if not wait_for_quiet(self._tty, *others, seconds=quiet_s):
+                _write(self._output, "  > ")
+                return None
+            self._set_modes(whole_lines=True)
+            _write(self._output, hint + prompt())
+            if poll.poll() != [(self._tty, select.POLLIN)]:
+                termios.tcflush(self._tty, termios.TCIFLUSH)  # the beginning of an answer that is not wanted any more
+                return None
+            line = os.read(self._tty, 4096).decode(errors="replace")
+            if not line.endswith("\n"):
+                return at_end
+            word = line.strip().lower()
+            if word in words:
+                return words[word]
+            hint = f"  one of: {', '.join(filter(None, words))}\n"
+            self._set_modes(whole_lines=False)
+
+    def __enter__(self) -> Self:
         import termios
         import threading
 
         self._before = termios.tcgetattr(self._tty)
-        now = termios.tcgetattr(self._tty)
-        now[1] |= termios.OPOST | termios.ONLCR
-        now[3] &= ~(termios.ICANON | termios.ECHO)
-        now[6][termios.VMIN], now[6][termios.VTIME] = 1, 0
         if threading.current_thread() is threading.main_thread():
             self._caught_signals = [number for number in _END_SIGNALS if signal.getsignal(number) == signal.SIG_DFL]
         for number in self._caught_signals:
             signal.signal(number, self._end)
-        termios.tcsetattr(self._tty, termios.TCSAFLUSH, now)
+        self._set_modes(whole_lines=False)
+        return self
+
+    def _set_modes(self, *, whole_lines: bool) -> None:
+        """Have keys come as they are typed, unseen, or as lines that are seen; throws away what was typed before."""
+        import termios
+
+        now = termios.tcgetattr(self._tty)
+        now[0] |= termios.ICRNL
+        now[1] |= termios.OPOST | termios.ONLCR
+        line_modes = termios.ICANON | termios.ECHO | termios.ECHOE
+        now[3] = now[3] | line_modes if whole_lines else now[3] & ~line_modes
+        now[6][termios.VMIN], now[6][termios.VTIME], now[6][termios.VEOL] = 1, 0, b"\x03"
+        termios.tcsetattr(self._tty, termios.TCSADRAIN, now)
+        termios.tcflush(self._tty, termios.TCIFLUSH)
 
     def _end(self, number: int, _frame: object) -> None:
         self.__exit__()

@@ -22,7 +22,7 @@ from fumehood.errors import BadRequest, FumehoodError, Unavailable, missing_pack
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, repeated_option, subcommands
 from fumehood.faces.cli.output import print_error, time_limit_argument, whole_number
 from fumehood.faces.cli.run_text import print_run, run_label
-from fumehood.faces.cli.screen import KEYS
+from fumehood.faces.cli.screen import WORDS
 from fumehood.service.ask import Desk, OpenQuestion
 from fumehood.service.fleet import PACKAGES
 from fumehood.service.opened import OpenedStore
@@ -458,4 +458,4 @@ class Notifier:
 def buttons(question: Question) -> list[str]:
     """Return the answers that a question allows, each with its text; "once" first: a desktop may show only three."""
     options = sorted(question.options, key=lambda option: answer_scope(option) != ONCE)
-    return [text for option in options for text in (option, question.worded(KEYS[option][1]).capitalize())]
+    return [text for option in options for text in (option, question.worded(WORDS[option][1]).capitalize())]

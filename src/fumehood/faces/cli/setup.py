@@ -20,8 +20,8 @@ from fumehood.errors import BadRequest, FumehoodError, Refused
 from fumehood.faces.cli import setup_clients
 from fumehood.faces.cli.commands import Context, argument, command, flag, option, repeated_option
 from fumehood.faces.cli.hook_clients import ALLOW
-from fumehood.faces.cli.output import Paint, ask_yes_no, whole_number, working_dir
-from fumehood.faces.cli.screen import Progress, terminal_asker
+from fumehood.faces.cli.output import Paint, whole_number, working_dir
+from fumehood.faces.cli.screen import Lines, Progress, ask_yes_no, terminal_asker
 from fumehood.faces.cli.setup_clients import (
     CLIENTS,
     ClientSettings,
@@ -97,16 +97,13 @@ class _Wizard:
         if self._options.yes:
             return default
         shown = "/".join(choice.upper() if choice == default and len(choice) == 1 else choice for choice in choices)
-        while True:
-            sys.stdout.write(f"{question} [{shown}; {default}] ")
-            sys.stdout.flush()
-            line = sys.stdin.readline()
-            if not line:
-                raise BadRequest("no answer came", hint="fumehood setup --yes takes every default")
-            answer = line.strip().lower() or default
-            if answer in choices:
-                return answer
-            self._say(f"  one of: {', '.join(choices)}")
+        sys.stdout.flush()
+        words = {**{choice: choice for choice in choices}, "": default}
+        with Lines(0, 1) as lines:
+            answer = lines.ask(lambda: f"{question} [{shown}; {default}] ", words, at_end="")
+        if not answer:
+            raise BadRequest("no answer came", hint="fumehood setup --yes takes every default")
+        return answer
 
     def check_host(self) -> None:
         """Check that commands can be sandboxed here, and offer to install what is missing."""

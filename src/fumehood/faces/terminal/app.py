@@ -25,7 +25,7 @@ from fumehood.core.questions import Question, question_lines
 from fumehood.core.report import Run, format_size, printable
 from fumehood.core.wording import fit_columns, format_elapsed, quote
 from fumehood.errors import FumehoodError, as_fumehood_error
-from fumehood.faces.cli.screen import KEYS
+from fumehood.faces.cli.screen import WORDS
 from fumehood.faces.terminal.run_views import ChangesView, HistoryView, RunScreen
 from fumehood.faces.terminal.widgets import ActingView, TextView, both_outputs, safe_text
 from fumehood.service import overview
@@ -46,9 +46,7 @@ _MAX_OUTPUT_LINES = 1000  # of a running command that are shown
 _MAX_WRITTEN = 5
 _NOTHING_RUNS = ("nothing",)  # the value of `_output` while nothing runs
 _COLUMNS = ("run", "since", "memory", "processes", "session", "command")
-# The keys of the prompt, but Q instead of q, which quits here.
-_KEYS = {answer: ("Q" if key == "q" else key, said) for answer, (key, said) in KEYS.items()}
-_MIN_ANSWER_S = 0.5  # an earlier key was meant for what was on the screen before the question
+_MIN_ANSWER_S = 0.5  # an earlier press was meant for what was on the screen before the question
 
 
 class RunningView(ActingView):
@@ -149,7 +147,7 @@ def _cells(each: LiveCommand) -> list[Text]:
 
 
 class QuestionsView(ActingView):
-    """One question at a time, the oldest first; a key or a click answers it."""
+    """One question at a time, the oldest first; only its buttons answer it, so that no letter typed by mistake does."""
 
     DEFAULT_CSS = """
     QuestionsView #question { height: 2fr; }
@@ -158,8 +156,6 @@ class QuestionsView(ActingView):
     QuestionsView #missed { height: 1fr; border-top: solid $secondary; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        # Not shown in the footer, which has no room for them: the buttons show them.
-        *(Binding(key, f"answer('{each}')", said.capitalize(), show=False) for each, (key, said) in _KEYS.items()),
         Binding("left_square_bracket", "go(-1)", "Question before", show=False),
         Binding("right_square_bracket", "go(1)", "Next question", key_display="]"),
         Binding("x", "forget", "Forget what was missed", show=False),
@@ -223,7 +219,8 @@ class QuestionsView(ActingView):
             self._choose(self._open[(names.index(self._chosen) + by) % len(names)])
             self._shown_at = 0.0  # the person chose this question, so a key may answer at once
 
-    def action_answer(self, answer: str) -> None:
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        answer = event.button.name or ""
         question = self._question
         if question is None or answer not in question.question.options:
             return
@@ -231,27 +228,21 @@ class QuestionsView(ActingView):
             self.app.bell()
             return
         is_ours = self._desk.answer(question.id, answer)
-        said = question.question.worded(_KEYS[answer][1]) if is_ours else "somebody else was faster, or it is too late"
+        said = question.question.worded(WORDS[answer][1]) if is_ours else "somebody else was faster, or it is too late"
         self.notify(said.capitalize() + ".", markup=False)
         self._show([each for each in self._open if each.id != question.id], self._missed)
-
-    def on_button_pressed(self, event: Button.Pressed) -> None:
-        self.action_answer(event.button.name or "")
 
     def action_forget(self) -> None:
         if self._missed:
             self.store.grants.forget_missed(self._missed[0].id)
 
-    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
-        if action == "answer":
-            return self._question is not None and parameters[0] in self._question.question.options
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:  # noqa: ARG002
         return action != "go" or len(self._open) > 1
 
 
 def _button(question: Question, answer: str) -> Button:
-    key, said = _KEYS[answer]
     variant = "success" if answer.startswith("allow") else "error"
-    return Button(Text(f"{key}  {question.worded(said)}"), name=answer, variant=variant, compact=True)  # type: ignore[arg-type]
+    return Button(Text(question.worded(WORDS[answer][1])), name=answer, variant=variant, compact=True)  # type: ignore[arg-type]
 
 
 def _missed_lines(missed: list[Missed]) -> list[Text]:
