@@ -191,6 +191,8 @@ def test_with_no_bubblewrap_does_a_link_that_a_command_left_lead_a_mount_outside
     """CVE-2026-87766: while one before 0.12 makes mount points, /oldroot is the host, and a link leads there."""
     monkeypatch.setenv("FUMEHOOD_BWRAP", program)
     here = host(places().cache, places().state)
+    if capture == "bwrap" and here.bwrap.version < bwrap.OVERLAY_SINCE:
+        pytest.skip(f"{program} is too old to mount overlays")
     need(capture in here.captures, f"{program} can't capture by {capture}: {here.refusal(capture)}")
     outside = test_directory / "outside"
     outside.mkdir()

@@ -202,7 +202,7 @@ def test_an_export_does_not_act_on_a_terminal(cli: Any, project: Path) -> None:
 def test_a_hook_s_commands_can_be_in_a_draft_and_edits_are_then_asked_about(cli: Any, project: Path) -> None:
     def asked(tool: str, **given: str) -> Any:
         call = {"hook_event_name": "PreToolUse", "tool_name": tool, "tool_input": given, "session_id": "s",
-                "tool_use_id": tool, "cwd": str(project)}  # fmt: skip
+                "tool_use_id": tool, "cwd": str(project), "permission_mode": "default"}  # fmt: skip
         answer = cli(
             "hook", "--client", "claude", "--draft", "agent", input=json.dumps(call), command=command_line()
         )  # in a process of its own: what it writes begins with how that was started

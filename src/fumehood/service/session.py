@@ -23,7 +23,7 @@ from fumehood.core.request import (
 from fumehood.errors import BadRequest
 from fumehood.linux.bwrap import TMP
 from fumehood.linux.launch import owner_of
-from fumehood.linux.libc import Closing
+from fumehood.linux.libc import Closing, link_target
 from fumehood.linux.mounts import Bind, Operation, Text
 from fumehood.linux.nofollow import entries, open_top, remove_directory, remove_tree
 from fumehood.service.loopback import Loopback
@@ -69,7 +69,7 @@ def hooks_switched_off(project: str) -> list[str]:
     A repository can bring such a file with it. Looks in each directory from the working directory up to the project.
     """
     sentences = []
-    directory = os.readlink("/proc/self/cwd")  # never fails, also if the directory is gone
+    directory = link_target("/proc/self/cwd")  # there is an answer although the directory is gone
     directories = [project]
     while is_below(directory, project):
         directories.append(directory)
