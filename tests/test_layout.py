@@ -19,7 +19,26 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SOURCES = CHECKOUT / "src"
 PACKAGE = SOURCES / "fumehood"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-MAX_LINES = 600
+
+# How many lines each folder may have, and all together: what is added is paid for. It only goes down, until it reads as
+# the plan of the second edition does: 34,000 in 140 files.
+BUDGET = {
+    "adapters": 761,
+    "core": 11_101,
+    "faces": 1,
+    "faces/cli": 7_550,
+    "faces/mcp": 1_357,
+    "faces/terminal": 1_237,
+    "faces/web": 1_693,
+    "linux": 14_867,
+    "proxy": 1_286,
+    "rootfs": 1_835,
+    "service": 17_925,
+    "service/fleet": 1_613,
+    "store": 4_130,
+    "top": 501,
+}
+MAX_LINES, MAX_FILES = 65_857, 211
 
 # docs/design.md, section 4: each may import itself and what stands before it. The public names ("") are the
 # service's, shown to the faces and to users; so are those of the package `rootfs` itself.
@@ -118,9 +137,17 @@ def test_names_say_what_they_hold() -> None:
             assert not bare & empty, f"{path.relative_to(CHECKOUT)}:{getattr(node, 'lineno', '')}"
 
 
-def test_no_file_is_longer_than_one_sitting() -> None:
-    lengths = {str(path.relative_to(CHECKOUT)): len(path.read_bytes().splitlines()) for path in MODULES}
-    assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+def folder_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).parts[:-1]
+    return "/".join(parts) or "top"
+
+
+def test_every_folder_keeps_its_budget_of_lines() -> None:
+    lines: dict[str, int] = defaultdict(int)
+    for path in MODULES:
+        lines[folder_of(path)] += len(path.read_bytes().splitlines())
+    assert not {folder: count for folder, count in lines.items() if count > BUDGET.get(folder, 0)}
+    assert (sum(lines.values()) <= MAX_LINES, len(MODULES) <= MAX_FILES) == (True, True)
 
 
 def is_broad(handler: ast.ExceptHandler) -> bool:
