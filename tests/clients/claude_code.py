@@ -348,8 +348,8 @@ def test_a_host_is_denied_then_granted_by_a_person_and_reached(
         session = log(fumehood)[0]["session"]
         line = [str(FUMEHOOD), "ask", "--session", session, place]
         with Terminal(line, project, env=environment) as person:
-            assert f"reach a host? {place}" in person.wait_for("\n>")
-            person.type("s")
+            assert f"reach a host? {place}" in person.wait_for("\n> ")
+            person.type("session\n")
             assert person.end() == 0, person.seen
         return bash(f"curl -sS http://{place}/")
 

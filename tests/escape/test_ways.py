@@ -184,25 +184,25 @@ PROGRAMS = [path for _, path in bwrap.candidates()]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=[path.split("/")[-2] for path in PROGRAMS])
-@pytest.mark.parametrize("capture", ["kernel", "bwrap", "copy"])
+@pytest.mark.parametrize("way", ["kernel", "bwrap", "copy"], indirect=True)
 def test_with_no_bubblewrap_does_a_link_that_a_command_left_lead_a_mount_outside(
-    program, capture, home, project, test_directory, monkeypatch
+    program, way, home, project, test_directory, monkeypatch
 ):
     """CVE-2026-87766: while one before 0.12 makes mount points, /oldroot is the host, and a link leads there."""
     monkeypatch.setenv("FUMEHOOD_BWRAP", program)
     here = host(places().cache, places().state)
-    if capture == "bwrap" and here.bwrap.version < bwrap.OVERLAY_SINCE:
+    if way == "bwrap" and here.bwrap.version < bwrap.OVERLAY_SINCE:
         pytest.skip(f"{program} is too old to mount overlays")
-    need(capture in here.captures, f"{program} can't capture by {capture}: {here.refusal(capture)}")
+    need(way in here.captures, f"{program} can't capture by {way}: {here.refusal(way)}")
     outside = test_directory / "outside"
     outside.mkdir()
     (project / "sub/deep").mkdir(parents=True)
     (project / "sub/deep/.env").write_text("hunter2")
     leave = f"ln -s /oldroot{outside} $x; ln -s /oldroot{outside}/file $x-file"
     lines = f"for x in /tmp/deep ~/deep ~/playground/deep; do {leave}; done; rm -r sub; x=sub; {leave}"
-    with Sandbox(project, policy=Policy(capture=capture, tmp="project")) as sandbox:
+    with Sandbox(project, policy=Policy(capture=way, tmp="project")) as sandbox:
         assert sandbox.run(lines).state == "held"
-    policy = Policy(capture=capture, tmp="project", mask=("sub/deep/.env", "sub-file", "sub/.env"))
+    policy = Policy(capture=way, tmp="project", mask=("sub/deep/.env", "sub-file", "sub/.env"))
     with Sandbox(project, policy=policy, session="links") as sandbox:
         assert sandbox.run("readlink sub").stdout == f"/oldroot{outside}\n"
     assert list(outside.iterdir()) == []

@@ -528,9 +528,9 @@ def test_a_person_is_asked_about_directories_that_the_settings_of_a_project_name
         screen.type("\n")
         for name, key in (("beside", "y"), ("other", "n")):
             screen.wait_for(f"another directory? {test_directory}/{name}")
-            while not screen.seen.endswith(">"):
+            while not screen.seen.endswith("> "):
                 screen.more()
-            screen.type(key)
+            screen.type(f"{key}\n")
         screen.wait_for(f"fumehood roots add {test_directory}/other")
         assert screen.end() == 0
     listed = subprocess.run([*command_line(), "roots", "list"], cwd=project, capture_output=True, text=True, check=True)
