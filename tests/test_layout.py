@@ -24,21 +24,21 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # the plan of the second edition does: 34,000 in 140 files.
 BUDGET = {
     "adapters": 761,
-    "core": 11_101,
+    "core": 11_137,
     "faces": 1,
     "faces/cli": 7_550,
     "faces/mcp": 1_357,
     "faces/terminal": 1_237,
     "faces/web": 1_693,
-    "linux": 14_867,
-    "proxy": 1_286,
+    "linux": 14_865,
+    "proxy": 2_004,
     "rootfs": 1_835,
-    "service": 17_925,
+    "service": 17_966,
     "service/fleet": 1_613,
     "store": 4_130,
     "top": 501,
 }
-MAX_LINES, MAX_FILES = 65_857, 211
+MAX_LINES, MAX_FILES = 66_650, 208
 
 # docs/design.md, section 4: each may import itself and what stands before it. The public names ("") are the
 # service's, shown to the faces and to users; so are those of the package `rootfs` itself.
